@@ -475,16 +475,23 @@ def encode_frame(
     Raises:
         MessageTooLargeError: the frame is over FRAME_BYTES_MAX, or its header over HEADER_BYTES_MAX.
     """
+    return b"".join(frame_parts(correlation_id, header, payload))
+
+
+def frame_parts(
+    correlation_id: int,
+    header: Request | Answer,
+    payload: bytes | bytearray | memoryview = b"",
+) -> tuple[bytes, bytes | bytearray | memoryview]:
+    """A frame in two parts, of which the second is the payload itself.  Raises as `encode_frame`."""
     packed = _encode_header((_TAGS[type(header)], correlation_id, *astuple(header)))
-    frame = b"".join((_LENGTH.pack(len(packed)), packed, payload))
-    if len(frame) > FRAME_BYTES_MAX or len(packed) > HEADER_BYTES_MAX:
-        raise MessageTooLargeError(
-            "frame too large", size_bytes=len(frame), limit_bytes=FRAME_BYTES_MAX
-        )
-    return frame
+    size = _LENGTH.size + len(packed) + len(payload)
+    if size > FRAME_BYTES_MAX or len(packed) > HEADER_BYTES_MAX:
+        raise MessageTooLargeError("frame too large", size_bytes=size, limit_bytes=FRAME_BYTES_MAX)
+    return _LENGTH.pack(len(packed)) + packed, payload
 
 
-def _split(data: bytes) -> tuple[memoryview, memoryview]:
+def _split(data: bytes | bytearray) -> tuple[memoryview, memoryview]:
     if not 4 < len(data) <= FRAME_BYTES_MAX:
         raise FrameError(f"a frame of {len(data)} bytes", size_bytes=len(data))
     (header_bytes,) = _LENGTH.unpack_from(data)
@@ -492,11 +499,11 @@ def _split(data: bytes) -> tuple[memoryview, memoryview]:
         raise FrameError(
             f"a frame that claims {header_bytes} bytes of header", size_bytes=len(data)
         )
-    view = memoryview(data)
+    view = memoryview(data).toreadonly()
     return view[4 : 4 + header_bytes], view[4 + header_bytes :]
 
 
-def decode_request(data: bytes) -> tuple[int, Request, memoryview]:
+def decode_request(data: bytes | bytearray) -> tuple[int, Request, memoryview]:
     """
     A client's frame: correlation id, header, payload.
 
@@ -506,13 +513,13 @@ def decode_request(data: bytes) -> tuple[int, Request, memoryview]:
     return _decode(data, "request", _decode_request)
 
 
-def decode_answer(data: bytes) -> tuple[int, Answer, memoryview]:
+def decode_answer(data: bytes | bytearray) -> tuple[int, Answer, memoryview]:
     """A broker's frame: correlation id, header, payload.  Raises FrameError as `decode_request`."""
     return _decode(data, "answer", _decode_answer)
 
 
 def _decode(
-    data: bytes, kind: str, decode: Callable[[bytes], Header]
+    data: bytes | bytearray, kind: str, decode: Callable[[bytes], Header]
 ) -> tuple[int, Header, memoryview]:
     packed, payload = _split(data)
     try:

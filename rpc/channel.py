@@ -1,4 +1,4 @@
-"""A data-plane channel over one aiohttp WebSocket."""
+"""A data-plane channel over one WebSocket."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
-import aiohttp
-
 from ..protocol.errors import FrameError, KeylaneError, NotSentError, OutcomeUnknownError
 from ..protocol.frames import (
     Answer,
@@ -16,10 +14,10 @@ from ..protocol.frames import (
     Request,
     Throttled,
     decode_answer,
-    encode_frame,
+    frame_parts,
     refusal_error,
 )
-from .gathered_writes import GatheringSocket
+from .websocket.socket import DataSocket
 
 WAIT_MS_MAX = 60_000
 """No broker makes a call wait for longer, whatever it says."""
@@ -44,7 +42,7 @@ class WebSocketChannel:
 
     def __init__(
         self,
-        socket: GatheringSocket,
+        socket: DataSocket,
         address: str,
         on_throttled: Callable[[Throttled], None] = lambda _told: None,
     ) -> None:
@@ -84,10 +82,10 @@ class WebSocketChannel:
             return future
         correlation_id = self._next_id()
         try:
-            self._socket.write(encode_frame(correlation_id, request, payload))
+            self._socket.write(frame_parts(correlation_id, request, payload))
         except KeylaneError as error:
             _fail(future, error)
-        except (ConnectionError, aiohttp.ClientError) as error:
+        except ConnectionError as error:
             text = f"the connection to {self._address} broke: {str(error) or type(error).__name__}"
             _fail(future, OutcomeUnknownError(text))
         else:
@@ -119,10 +117,8 @@ class WebSocketChannel:
     async def _read(self) -> None:
         reason = ""
         try:
-            async for message in self._socket:
-                if message.type is not aiohttp.WSMsgType.BINARY:
-                    raise FrameError(f"no binary frame: {message.type.name} {message.data!r:.200}")
-                correlation_id, answer, payload = decode_answer(message.data)
+            while (data := await self._socket.receive()) is not None:
+                correlation_id, answer, payload = decode_answer(data)
                 if isinstance(answer, Refused) and correlation_id == 0:
                     reason = answer.message
                 elif isinstance(answer, Throttled):
@@ -138,11 +134,11 @@ class WebSocketChannel:
                     _fail(call.future, refusal_error(answer))
                 else:
                     call.future.set_result((answer, payload))
-        except (FrameError, aiohttp.ClientError, ConnectionError) as error:
-            reason = str(error) or type(error).__name__
+        except FrameError as error:
+            reason = str(error)
         finally:
             code = self._socket.close_code
-            reason = reason or f"closed by the other side, code {code}"
+            reason = reason or self._socket.problem or f"closed by the other side, code {code}"
             reason = self._broken = self._broken or reason
             text = f"the connection to {self._address} ended: {reason}"
             for call in self._waiting.values():

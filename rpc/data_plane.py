@@ -18,7 +18,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import web
 
 from ..protocol.errors import (
     ClientTooOldError,
@@ -41,7 +41,7 @@ from ..protocol.frames import (
     Throttled,
     Welcome,
     decode_request,
-    encode_frame,
+    frame_parts,
     refusal,
 )
 from ..protocol.limits import (
@@ -54,8 +54,10 @@ from ..protocol.membership.versions import VERSION, check_client
 from .access.guard import FETCHING, ConnectionAccess, Guard
 from .access.pacing import HOLD_MS, Delay
 from .answer_room import AnswerRoom, begin_answer
-from .gathered_writes import GatheringResponse
 from .http_network import HEARTBEAT_SECONDS
+from .websocket.framing import Buffer, CloseCode
+from .websocket.handshake import accept_socket
+from .websocket.socket import DataSocket
 
 log = logging.getLogger("keylane.rpc")
 
@@ -66,6 +68,8 @@ STUCK_S = 20.0
 SHORT_S = 1.0
 """The limit while other connections wait for room."""
 GOODBYE_S = 2.0
+Parts = tuple[bytes, Buffer]
+"""Of a frame."""
 
 
 class _Connection:
@@ -73,15 +77,14 @@ class _Connection:
 
     def __init__(
         self,
-        socket: web.WebSocketResponse,
-        transport: asyncio.Transport,
+        socket: DataSocket,
         room: AnswerRoom,
         access: ConnectionAccess | None,
     ) -> None:
         self.socket = socket
         self.access = access
         """None: this server does not ask who calls."""
-        self.transport = transport
+        self.transport = socket.transport
         self.share = room.share()
         self.in_flight = asyncio.Semaphore(IN_FLIGHT_PER_CONNECTION_MAX)
         self.pulls = 0
@@ -94,12 +97,12 @@ class _Connection:
         self.greeted = False
         """True once the client has told its version, and it fits."""
 
-    async def send(self, frame: bytes) -> None:
+    async def send(self, parts: Parts) -> None:
         """Write one frame, and wait until the socket has taken nearly all of it."""
         async with self._turn:
             if not self.socket.closed and not self._refused:
-                self._written += len(frame)
-                await self.socket.send_bytes(frame)
+                self._written += len(parts[0]) + len(parts[1])
+                await self.socket.send(parts)
 
     def waiting_s(self, now: float) -> float:
         """Seconds since the client last read something that is ready for it; 0 if nothing is.  Call it often."""
@@ -109,23 +112,19 @@ class _Connection:
             self._taken, self._taken_at = taken, now
         return now - self._taken_at
 
-    async def refuse(self, error: KeylaneError, code: WSCloseCode) -> None:
-        """
-        Send the error, and close.
-
-        Answers under way are not cancelled first: in aiohttp, a cancelled wait for the socket ends all other waits.
-        """
+    async def refuse(self, error: KeylaneError, code: CloseCode) -> None:
+        """Send the error, and close."""
         self._refused = True
         try:
-            await self.socket.send_bytes(encode_frame(0, refusal(error)))
-            await self.socket.close(code=code, message=type(error).__name__.encode())
+            await self.socket.send(frame_parts(0, refusal(error)))
+            await self.socket.close(code, type(error).__name__)
         except (ConnectionError, RuntimeError):
             log.debug("the client left before it was refused")
 
     async def tell(self, delay: Delay) -> None:
         """Tell the client that it waits."""
         with contextlib.suppress(ConnectionError, RuntimeError):
-            await self.send(encode_frame(0, Throttled(round(delay.ms), delay.limit)))
+            await self.send(frame_parts(0, Throttled(round(delay.ms), delay.limit)))
 
     def end(self) -> None:
         """Cancel the answers under way; what the client does not read within `GOODBYE_S` is discarded."""
@@ -164,15 +163,12 @@ class DataPlane:
         """Serve a new connection until it ends."""
         if len(self._connections) >= CONNECTIONS_MAX:
             raise OverloadedError("too many connections of the data plane", limit=CONNECTIONS_MAX)
-        socket = GatheringResponse(
-            max_msg_size=FRAME_BYTES_MAX, compress=False, heartbeat=HEARTBEAT_SECONDS, timeout=1.0
+        response, socket = await accept_socket(
+            request, bytes_max=FRAME_BYTES_MAX, heartbeat_s=HEARTBEAT_SECONDS
         )
-        await socket.prepare(request)
-        if request.transport is None:
-            return socket
         guard = self._guard
         access = None if guard is None else guard.connection(request.remote or "")
-        connection = _Connection(socket, request.transport, self._room, access)
+        connection = _Connection(socket, self._room, access)
         self._connections.add(connection)
         reading = asyncio.create_task(self._answer_all(connection))
         watch = asyncio.create_task(self._watch(connection, reading))
@@ -185,19 +181,18 @@ class DataPlane:
             watch.cancel()
             self._connections.discard(connection)
             connection.end()
-        return socket
+        return response
 
     async def _answer_all(self, connection: _Connection) -> None:
-        async for message in connection.socket:
-            if message.type is WSMsgType.ERROR:  # aiohttp has closed the socket, with a code
-                log.warning("a broken WebSocket message: %s", message.data)
-                return
+        while True:
             try:
-                if message.type is not WSMsgType.BINARY:
-                    raise FrameError("a text frame on the data plane")
-                correlation_id, asked, payload = decode_request(message.data)
+                data = await connection.socket.receive()
+                if data is None:
+                    break
+                correlation_id, asked, payload = decode_request(data)
+                del data
             except FrameError as error:
-                await connection.refuse(error, WSCloseCode.PROTOCOL_ERROR)
+                await connection.refuse(error, CloseCode.PROTOCOL_ERROR)
                 return
             if not connection.greeted or isinstance(asked, Hello):
                 if not await self._greet(connection, correlation_id, asked):
@@ -223,6 +218,8 @@ class DataPlane:
             task = asyncio.create_task(answer)
             connection.tasks.add(task)
             task.add_done_callback(connection.tasks.discard)
+        if connection.socket.problem:
+            log.warning("a broken WebSocket: %s", connection.socket.problem)
 
     async def _greet(self, connection: _Connection, correlation_id: int, asked: Request) -> bool:
         """Take the first frame; False if the client is refused, and its connection is closed."""
@@ -234,11 +231,11 @@ class DataPlane:
             check_client(asked.version, VERSION)
         except KeylaneError as error:
             self._on_refusal(error)
-            await self._write(connection, encode_frame(correlation_id, refusal(error)))
-            await connection.refuse(error, WSCloseCode.POLICY_VIOLATION)
+            await self._write(connection, frame_parts(correlation_id, refusal(error)))
+            await connection.refuse(error, CloseCode.POLICY_VIOLATION)
             return False
         connection.greeted = True
-        await self._write(connection, encode_frame(correlation_id, Welcome(VERSION)))
+        await self._write(connection, frame_parts(correlation_id, Welcome(VERSION)))
         return True
 
     async def _introduce(
@@ -254,7 +251,7 @@ class DataPlane:
         except KeylaneError as error:
             self._on_refusal(error)
             answer = refusal(error)
-        await self._write(connection, encode_frame(correlation_id, answer))
+        await self._write(connection, frame_parts(correlation_id, answer))
 
     async def _may(self, connection: _Connection, correlation_id: int, asked: Request) -> bool:
         """Whether the caller may send this frame; if not, it is answered here."""
@@ -263,11 +260,11 @@ class DataPlane:
             connection.access.check(asked)
         except UnauthenticatedError as error:
             self._on_refusal(error)
-            await connection.refuse(error, WSCloseCode.POLICY_VIOLATION)
+            await connection.refuse(error, CloseCode.POLICY_VIOLATION)
             return False
         except KeylaneError as error:
             self._on_refusal(error)
-            await self._write(connection, encode_frame(correlation_id, refusal(error)))
+            await self._write(connection, frame_parts(correlation_id, refusal(error)))
             return False
         return True
 
@@ -296,7 +293,7 @@ class DataPlane:
             return True
         error = access.too_long(delay)
         self._on_refusal(error)
-        await self._write(connection, encode_frame(correlation_id, refusal(error)))
+        await self._write(connection, frame_parts(correlation_id, refusal(error)))
         return False
 
     @staticmethod
@@ -313,7 +310,7 @@ class DataPlane:
             await asyncio.sleep(step.ms / 1000)
 
     @staticmethod
-    async def _write(connection: _Connection, frame: bytes) -> None:
+    async def _write(connection: _Connection, frame: Parts) -> None:
         try:
             await connection.send(frame)
         except (ConnectionError, RuntimeError):
@@ -365,18 +362,18 @@ class DataPlane:
                 answering.made(len(data))
                 if access is not None and fetches:
                     access.take(asked, len(data), requests=0)
-                frame = encode_frame(correlation_id, answer, data)
+                frame = frame_parts(correlation_id, answer, data)
                 del (
                     data,
                     payload,
                 )  # only the frame is kept while the client does not take it
             except KeylaneError as error:
                 self._on_refusal(error)
-                frame = encode_frame(correlation_id, refusal(error))
+                frame = frame_parts(correlation_id, refusal(error))
             except Exception:
                 log.exception("%s failed", type(asked).__name__)
                 self._on_refusal(InternalError())
-                frame = encode_frame(correlation_id, refusal(InternalError()))
+                frame = frame_parts(correlation_id, refusal(InternalError()))
             await connection.send(frame)
         except (ConnectionError, RuntimeError):
             log.debug("the client left before its answer")
@@ -392,21 +389,21 @@ class DataPlane:
                 try:
                     connection.access.check_still()
                 except KeylaneError as ended:
-                    await self._part(connection, reading, ended, WSCloseCode.POLICY_VIOLATION)
+                    await self._part(connection, reading, ended, CloseCode.POLICY_VIOLATION)
                     return
             waiting_s = connection.waiting_s(loop.time())
             if waiting_s >= self._stuck_s or (self._room.short and waiting_s >= SHORT_S):
                 break
         error = OverloadedError(f"this client has taken no answer for {waiting_s:.0f} s")
         log.warning("a client is disconnected: %s", error.message)
-        await self._part(connection, reading, error, WSCloseCode.TRY_AGAIN_LATER)
+        await self._part(connection, reading, error, CloseCode.TRY_AGAIN_LATER)
 
     async def _part(
         self,
         connection: _Connection,
         reading: asyncio.Task[None],
         error: KeylaneError,
-        code: WSCloseCode,
+        code: CloseCode,
     ) -> None:
         """Disconnect a client, which is told why if it still reads."""
         self._on_refusal(error)
@@ -419,7 +416,7 @@ class DataPlane:
     async def close(self, _app: web.Application) -> None:
         """Tell every client that the server stops."""
         closing = [
-            connection.socket.close(code=WSCloseCode.GOING_AWAY, message=b"stopping")
+            connection.socket.close(CloseCode.GOING_AWAY, "stopping")
             for connection in list(self._connections)
         ]
         await asyncio.gather(*closing, return_exceptions=True)

@@ -43,11 +43,11 @@ from .access.credentials import Credentials, ShownCapability
 from .access.throttling import THROTTLED_HEADER, Throttling
 from .access.token_file import TokenSource, token_source
 from .channel import WebSocketChannel
-from .gathered_writes import GatheringSocket
 from .reasons import reason
 from .tls.contexts import ClientContexts
 from .tls.handshakes import tls_problem, why_ended
 from .tls.settings import tls_of_environment
+from .websocket.handshake import open_socket
 
 T = TypeVar("T")
 HEARTBEAT_SECONDS = 15.0
@@ -103,9 +103,7 @@ class HttpNetwork:
         self._identity = identity
         self._renewing: set[asyncio.Task[None]] = set()
         connector = aiohttp.TCPConnector(limit=0, force_close=False)
-        self._session = aiohttp.ClientSession(
-            connector=connector, trust_env=False, ws_response_class=GatheringSocket
-        )
+        self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
         self.throttling = Throttling()
         self._answered: set[str] = set()
         """Addresses that have answered: TLS does not keep them from it."""
@@ -179,13 +177,12 @@ class HttpNetwork:
     async def _connect(self, address: str, timeout_ms: int) -> WebSocketChannel:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                socket = await self._session.ws_connect(
+                socket = await open_socket(
+                    self._session,
                     f"{self._scheme}://{address}{DATA_PATH}",
-                    max_msg_size=FRAME_BYTES_MAX,
-                    compress=0,
-                    heartbeat=HEARTBEAT_SECONDS,
-                    timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
-                    ssl=self._tls_of(address),
+                    tls=self._tls_of(address),
+                    bytes_max=FRAME_BYTES_MAX,
+                    heartbeat_s=HEARTBEAT_SECONDS,
                 )
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             if (problem := await self._tls_problem(address, error)) is not None:
@@ -195,7 +192,6 @@ class HttpNetwork:
                 address=address,
             ) from error
         self._answered.add(address)
-        assert isinstance(socket, GatheringSocket)
         channel = WebSocketChannel(
             socket, address, lambda told: self.throttling.note(address, told.wait_ms, told.limit)
         )

@@ -111,7 +111,7 @@ async def test_word_of_a_server_that_hangs_up_reaches_the_caller(network, server
     held = asyncio.create_task(channel.call(Read(1, 0, 0), timeout_ms=5_000))
     while not desk.arrived:
         await asyncio.sleep(0.001)
-    await channel._socket.send_bytes(hostile([99, 5, 7]))
+    await channel._socket.send((hostile([99, 5, 7]),))
     with pytest.raises(Exception, match="unreadable request"):
         await held
     await channel.close()

@@ -1,0 +1,1 @@
+"""WebSockets of the data plane, whose bytes are not copied on their way."""

@@ -1,0 +1,163 @@
+"""The framing of RFC 6455: heads of frames, masks, messages of several frames.  Pure.
+
+    FIN, opcode │ MASK, length (7 bits, or 16, or 64) │ key, if masked │ payload
+
+A client's frames say that they are masked, and their key is zero, so that the payload is as it was: a key is there to
+keep the scripts of a page from choosing what a proxy reads (RFC 6455, 10.3), and programs can open any connection anyway.
+
+Source: RFC 6455, 5.2 to 5.5.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+Buffer = bytes | bytearray | memoryview
+HEAD_BYTES_MAX = 14
+CONTROL_BYTES_MAX = 125
+ZERO_KEY = bytes(4)
+_FIN, _RESERVED, _OPCODE, _MASKED, _LENGTH = 0x80, 0x70, 0x0F, 0x80, 0x7F
+_U16, _U64 = struct.Struct("!H"), struct.Struct("!Q")
+_SHORT, _MEDIUM, _LONG = struct.Struct("!BB"), struct.Struct("!BBH"), struct.Struct("!BBQ")
+
+
+class Opcode(IntEnum):
+    """The kind of a frame."""
+
+    CONTINUATION = 0
+    TEXT = 1
+    BINARY = 2
+    CLOSE = 8
+    PING = 9
+    PONG = 10
+
+
+_OPCODES = {int(opcode): opcode for opcode in Opcode}
+
+
+class CloseCode(IntEnum):
+    """Why a WebSocket is closed."""
+
+    OK = 1000
+    GOING_AWAY = 1001
+    PROTOCOL_ERROR = 1002
+    ABNORMAL = 1006
+    POLICY_VIOLATION = 1008
+    MESSAGE_TOO_BIG = 1009
+    TRY_AGAIN_LATER = 1013
+
+
+class BrokenSocketError(Exception):
+    """The peer's bytes are no WebSocket frames, or too many; `close_code` says so to the peer."""
+
+    def __init__(self, message: str, close_code: CloseCode = CloseCode.PROTOCOL_ERROR) -> None:
+        super().__init__(message)
+        self.message = message
+        self.close_code = close_code
+
+
+class Head(NamedTuple):
+    """The head of a frame."""
+
+    final: bool
+    opcode: Opcode
+    length: int
+    key: bytes
+    """Of its mask; b"": there is none."""
+    head_bytes: int
+
+
+def encode_head(opcode: Opcode, length: int, *, masked: bool) -> bytes:
+    """The head of a whole message of `length` bytes; `masked`: by the key zero."""
+    first, mask = _FIN | opcode, _MASKED if masked else 0
+    if length < 126:
+        head = _SHORT.pack(first, mask | length)
+    elif length < 1 << 16:
+        head = _MEDIUM.pack(first, mask | 126, length)
+    else:
+        head = _LONG.pack(first, mask | 127, length)
+    return head + ZERO_KEY if masked else head
+
+
+def decode_head(data: memoryview) -> Head | None:
+    """
+    The head at the beginning of `data`; None: its end has not come yet.
+
+    Raises:
+        BrokenSocketError
+    """
+    if len(data) < 2:
+        return None
+    first, second = data[0], data[1]
+    opcode = _OPCODES.get(first & _OPCODE)
+    if opcode is None or first & _RESERVED:
+        raise BrokenSocketError(f"a WebSocket frame that begins with {first:#04x}")
+    length, end = second & _LENGTH, 2
+    if opcode >= Opcode.CLOSE and (length > CONTROL_BYTES_MAX or not first & _FIN):
+        raise BrokenSocketError(f"a {opcode.name} frame that is long, or in parts")
+    if length >= 126:
+        number = _U16 if length == 126 else _U64
+        end += number.size
+        if len(data) < end:
+            return None
+        (length,) = number.unpack_from(data, 2)
+    key = b""
+    if second & _MASKED:
+        key = bytes(data[end : end + 4])
+        end += 4
+        if len(data) < end:
+            return None
+    return Head(bool(first & _FIN), opcode, length, key, end)
+
+
+def unmask(payload: bytearray, key: bytes) -> None:
+    """Take a mask off, in place."""
+    if key and key != ZERO_KEY:
+        size = len(payload)
+        mask = (key * (size // 4 + 1))[:size]
+        plain = int.from_bytes(payload, "little") ^ int.from_bytes(mask, "little")
+        payload[:] = plain.to_bytes(size, "little")
+
+
+class Joiner:
+    """
+    Makes messages of the frames that are no control frames.
+
+    Args:
+        bytes_max: of a message.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._parts: list[bytearray] = []
+        self._bytes = 0
+        self._opcode: Opcode | None = None
+        """Of the message whose end has not come."""
+
+    def check(self, head: Head) -> None:
+        """Raises BrokenSocketError if this frame must not come now, or makes its message too long."""
+        if head.opcode >= Opcode.CLOSE:
+            return
+        continued = head.opcode is Opcode.CONTINUATION
+        if continued != (self._opcode is not None):
+            raise BrokenSocketError(f"a {head.opcode.name} frame out of its turn")
+        if self._bytes + head.length > self._bytes_max:
+            raise BrokenSocketError(
+                f"a message of over {self._bytes_max} bytes", CloseCode.MESSAGE_TOO_BIG
+            )
+
+    def add(self, head: Head, payload: bytearray) -> tuple[Opcode, bytearray] | None:
+        """The message that this frame ends, with the opcode of its first frame; None: it goes on."""
+        opcode = self._opcode or head.opcode
+        if head.final and not self._parts:
+            return opcode, payload
+        self._parts.append(payload)
+        self._bytes += len(payload)
+        self._opcode = opcode
+        if not head.final:
+            return None
+        whole = bytearray().join(self._parts)
+        self._parts, self._bytes, self._opcode = [], 0, None
+        return opcode, whole

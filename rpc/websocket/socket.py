@@ -1,0 +1,334 @@
+"""A WebSocket that takes over a connection after its handshake, and copies nothing that is large.  I/O: sockets.
+
+    socket ─▶ landing (heads, small frames) ─▶ messages ─▶ receive()
+         └──▶ the rest of a large frame, straight into its message
+
+    send(parts) ─▶ one gathered write
+
+Invariants
+    Memory for a frame grows with what has come of it, whatever length its head claims.
+    While `QUEUED_BYTES_MAX` wait for `receive`, nothing is read.
+    A peer from which nothing comes for `heartbeat_s` is asked, and lost after half of that again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from ...protocol.errors import FrameError
+from .framing import (
+    HEAD_BYTES_MAX,
+    BrokenSocketError,
+    Buffer,
+    CloseCode,
+    Head,
+    Joiner,
+    Opcode,
+    decode_head,
+    encode_head,
+    unmask,
+)
+
+LANDING_BYTES = 16 << 10
+"""Of a large frame, what comes with its head is copied: at most so much."""
+FRAME_BYTES_FIRST = 256 << 10
+"""A frame that claims more gets its memory as it comes."""
+QUEUED_BYTES_MAX = 256 << 10
+GATHERED_BYTES_MIN = 4 << 10
+"""Smaller frames are joined: one buffer costs less to write than two."""
+GATHERED_BYTES_MAX = 16 << 10
+"""More is written at once."""
+CLOSE_S = 1.0
+"""How long `close` waits for the peer's goodbye."""
+
+
+class _Landing(threading.local):
+    """Where the event loop of a thread reads into: it reads from one socket at a time."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(LANDING_BYTES))
+
+
+_landing = _Landing()
+
+
+class DataSocket(asyncio.BufferedProtocol):
+    """
+    One WebSocket.  Make it when the handshake is done, or about to be answered: it reads from then on.
+
+    Args:
+        transport: of the connection.
+        client: this is the client's end.
+        bytes_max: of a message that comes.
+    """
+
+    def __init__(
+        self, transport: asyncio.Transport, *, client: bool, bytes_max: int, heartbeat_s: float
+    ) -> None:
+        self.transport = self._transport = transport
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+        self._before = transport.get_protocol()
+        """aiohttp's, which has to hear of the end of the connection."""
+        self._joiner = Joiner(bytes_max)
+        self._rest = b""
+        """The beginning of a head."""
+        self._head: Head | None = None
+        self._frame = bytearray()
+        """Of the frame that is being read; its size is the memory that it has."""
+        self._filled = 0
+        self._gathered: list[Buffer] = []
+        self._gathered_bytes = 0
+        self._flushing: asyncio.Handle | None = None
+        self._messages: deque[tuple[Opcode, bytearray]] = deque()
+        self._queued_bytes = 0
+        self._reading = True
+        self._news: asyncio.Future[None] | None = None
+        """`receive` waits for it."""
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._said_goodbye = self._ended = False
+        self._lost: asyncio.Future[None] = self._loop.create_future()
+        self.close_code: int | None = None
+        """Once it is closed."""
+        self.problem = ""
+        """Why it was closed here, if the peer's bytes were the reason."""
+        self._heartbeat_s = heartbeat_s
+        self._heard = self._asked = False
+        self._beat = self._loop.call_later(heartbeat_s, self._check_alive)
+        transport.pause_reading()  # uvloop takes another kind of protocol between two readings only
+        transport.set_protocol(self)
+        transport.resume_reading()
+
+    def when_lost(self, call: Callable[[], object]) -> None:
+        """Have `call` called once the connection is gone."""
+        self._lost.add_done_callback(lambda _lost: call())
+
+    @property
+    def closed(self) -> bool:
+        """True once nothing can be sent."""
+        return self._said_goodbye or self._ended
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        """See `asyncio.BufferedProtocol`."""
+        if self._head is not None:
+            return memoryview(self._frame)[self._filled :]
+        rest, view = self._rest, _landing.view
+        view[: len(rest)] = rest
+        return view[len(rest) :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See `asyncio.BufferedProtocol`."""
+        self._heard = True
+        if self._ended:
+            return
+        try:
+            if self._head is not None:
+                self._filled += nbytes
+                self._grow_or_take(self._head)
+            else:
+                self._land(_landing.view[: len(self._rest) + nbytes])
+        except BrokenSocketError as error:
+            self._break(error)
+
+    def _grow_or_take(self, head: Head) -> None:
+        size = len(self._frame)
+        if self._filled == head.length:
+            frame, self._frame, self._head = self._frame, bytearray(), None
+            self._take(head, frame)
+        elif self._filled == size:
+            larger = bytearray(min(2 * size, head.length))
+            larger[:size] = self._frame
+            self._frame = larger  # the old one cannot be extended while the loop has a view of it
+
+    def _land(self, data: memoryview) -> None:
+        """Take the frames in `data`; the last one may go on in what comes next."""
+        start, end = 0, len(data)
+        self._rest = b""
+        while start < end and not self._ended:
+            head = decode_head(data[start : start + HEAD_BYTES_MAX])
+            if head is None:
+                self._rest = bytes(data[start:])
+                return
+            self._joiner.check(head)
+            start += head.head_bytes
+            stop = min(end, start + head.length)
+            if stop - start == head.length:
+                self._take(head, bytearray(data[start:stop]))
+            else:
+                self._filled = stop - start
+                size = max(min(head.length, FRAME_BYTES_FIRST), self._filled)
+                frame = bytearray(size)
+                frame[: self._filled] = data[start:stop]
+                self._head, self._frame = head, frame
+            start = stop
+
+    def _take(self, head: Head, payload: bytearray) -> None:
+        unmask(payload, head.key)
+        if head.opcode is Opcode.PING:
+            self._write_frame(Opcode.PONG, (payload,))
+        elif head.opcode is Opcode.CLOSE:
+            self._peer_says_goodbye(payload)
+        elif head.opcode is not Opcode.PONG:
+            message = self._joiner.add(head, payload)
+            if message is not None:
+                self._messages.append(message)
+                self._queued_bytes += len(message[1])
+                self._tell()
+                if self._queued_bytes > QUEUED_BYTES_MAX and self._reading:
+                    self._reading = False
+                    self._transport.pause_reading()
+
+    def _tell(self) -> None:
+        news, self._news = self._news, None
+        if news is not None and not news.done():
+            news.set_result(None)
+
+    async def receive(self) -> bytearray | None:
+        """
+        The next message; None: there is no further one.
+
+        Raises:
+            FrameError: it is text.
+        """
+        while not self._messages:
+            if self._ended:
+                return None
+            self._news = self._loop.create_future()
+            await self._news
+        opcode, message = self._messages.popleft()
+        self._queued_bytes -= len(message)
+        if not self._reading and self._queued_bytes <= QUEUED_BYTES_MAX // 2 and not self._ended:
+            self._reading = True
+            self._transport.resume_reading()
+        if opcode is not Opcode.BINARY:
+            raise FrameError("a text frame on the data plane")
+        return message
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────
+    async def send(self, parts: Sequence[Buffer]) -> None:
+        """
+        Send a message, and wait until the socket has taken nearly all of it.
+
+        Raises:
+            ConnectionError: it is closed, or was lost.
+        """
+        self.write(parts)
+        if not self._writable.is_set():
+            await self._writable.wait()
+            if self._lost.done():
+                raise ConnectionResetError("the WebSocket was lost")
+
+    def write(self, parts: Sequence[Buffer]) -> None:
+        """
+        Send a message; small ones of one turn of the event loop share a system call.
+
+        Args:
+            parts: one after another; they must not change until they are sent.
+
+        Raises:
+            ConnectionError: it is closed.
+        """
+        if self.closed:
+            raise ConnectionResetError("the WebSocket is closed")
+        self._write_frame(Opcode.BINARY, parts)
+
+    def _write_frame(self, opcode: Opcode, parts: Sequence[Buffer]) -> None:
+        size = sum(map(len, parts))
+        self._gathered += (encode_head(opcode, size, masked=self._client), *parts)
+        self._gathered_bytes += size
+        if self._gathered_bytes >= GATHERED_BYTES_MAX:
+            self._flush()
+        elif self._flushing is None:
+            self._flushing = self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Write what was gathered; a large last part is not joined to the others."""
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        parts, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        if not parts or self._transport.is_closing():
+            return
+        if len(parts[-1]) >= GATHERED_BYTES_MIN:
+            self._transport.writelines((b"".join(parts[:-1]), parts[-1]))
+        else:
+            self._transport.write(b"".join(parts))
+
+    def pause_writing(self) -> None:
+        """See `asyncio.BaseProtocol`."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.BaseProtocol`."""
+        self._writable.set()
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────
+    async def close(self, code: CloseCode = CloseCode.OK, message: str = "") -> None:
+        """Say goodbye, and wait `CLOSE_S` for the peer's; then the connection is closed, what was sent still leaves."""
+        self._say_goodbye(code, message)
+        if not self._ended:
+            if not self._reading:
+                self._reading = True
+                self._transport.resume_reading()
+            await asyncio.wait([self._lost], timeout=CLOSE_S)
+        self._end(CloseCode.ABNORMAL)
+
+    def _say_goodbye(self, code: int, message: str = "") -> None:
+        if not self.closed:
+            payload = code.to_bytes(2, "big") + message.encode()[:120]
+            self._write_frame(Opcode.CLOSE, (payload,))
+            self._said_goodbye = True
+
+    def _peer_says_goodbye(self, payload: bytearray) -> None:
+        code = int.from_bytes(payload[:2], "big") if payload else CloseCode.OK
+        self._say_goodbye(code)
+        self._end(code)
+
+    def _break(self, error: BrokenSocketError) -> None:
+        self.problem = error.message
+        self._say_goodbye(error.close_code, error.message)
+        self._end(error.close_code)
+
+    def _end(self, code: int) -> None:
+        """Nothing comes any more; what was written still leaves."""
+        if not self._ended:
+            self._ended = True
+            self.close_code = code
+            self._beat.cancel()
+            self._flush()
+            self._transport.close()
+            self._tell()
+
+    def _check_alive(self) -> None:
+        after_s = self._heartbeat_s
+        if self._heard or not self._reading:
+            self._asked = False
+        elif self._asked:
+            self.problem = f"nothing came for {after_s * 1.5:g} s"
+            self._end(CloseCode.ABNORMAL)
+            self._transport.abort()
+            return
+        else:
+            self._asked = True
+            after_s /= 2
+            self._write_frame(Opcode.PING, ())
+        self._heard = False
+        self._beat = self._loop.call_later(after_s, self._check_alive)
+
+    def eof_received(self) -> bool:
+        """See `asyncio.BufferedProtocol`: the transport closes."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.BaseProtocol`."""
+        self._end(CloseCode.ABNORMAL)
+        if not self._lost.done():
+            self._lost.set_result(None)
+        self._writable.set()
+        cast(asyncio.Protocol, self._before).connection_lost(exc)
