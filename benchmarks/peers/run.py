@@ -87,7 +87,9 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     missing = {
         name: why for name in options.systems if (why := class_of(name).lacking(options.home))
     }
-    print("\n".join(missing_lines(missing)), file=sys.stderr, flush=True)
+    for line in missing_lines(missing):
+        print(line, file=sys.stderr, flush=True)
+    sys.path.append(str(options.home / "clients"))  # topics are made here
     names = [name for name in options.systems if name not in missing]
     systems = {}
     for name in names:
@@ -142,7 +144,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers are stopped
     result = measured(options) if options.home else json.loads(options.json.read_text())
     print(table_of(result))
-    print("\n".join(missing_lines(result["missing"])))
+    for line in missing_lines(result["missing"]):
+        print(line)
     if options.write_docs:
         (ROOT / "docs" / "PEERS.md").write_text(page_of(result))
         (ROOT / "docs" / PLOT).write_text(svg_of(result))

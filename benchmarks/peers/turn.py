@@ -50,10 +50,10 @@ class Turn:
         self._partitions: dict[str, int] = {}
         self._figures: Figures = {}
 
-    def create(self, topic: str, partitions: int = PARTITIONS) -> None:
-        """Make a topic."""
-        self._system.create(topic, partitions)
-        self._partitions[topic] = partitions
+    def create(self, *topics: str, partitions: int = PARTITIONS) -> None:
+        """Make topics."""
+        self._system.create(topics, partitions)
+        self._partitions |= dict.fromkeys(topics, partitions)
 
     def child(self, role: str, topic: str, count: int, **job: Any) -> Child:
         """Start a client, and return once it is connected."""
@@ -192,7 +192,7 @@ class Turn:
         four = self._figures if "sent_per_s" in self._figures else self.send()
         if "handled_per_s" not in four:
             four = four | self.handle()
-        self.create("many", MANY_PARTITIONS)
+        self.create("many", partitions=MANY_PARTITIONS)
         sent = self._sent("many", self._count)
         handled = self._handled("many", self._count)
         return {
@@ -218,8 +218,7 @@ class Turn:
     def start(self) -> Figures:
         """50 consumers of a process, each of its own topic and group, opened one after the other."""
         topics = [f"start-{number}" for number in range(CONSUMERS)]
-        for topic in topics:
-            self.create(topic)
+        self.create(*topics)
         started = self.child("start", topics[0], 0, topics=topics).end()
         return {"start_s": started["seconds"], "start_cpu_s": started["cpu"]}
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -109,8 +109,8 @@ class System(ABC):
         """Start it on an empty folder, and return once it serves."""
 
     @abstractmethod
-    def create(self, topic: str, partitions: int) -> None:
-        """Make a topic, where its clients do not."""
+    def create(self, topics: Sequence[str], partitions: int) -> None:
+        """Make topics, where clients do not."""
 
     def pids(self) -> list[int]:
         """Every process of it."""

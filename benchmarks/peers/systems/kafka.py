@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -116,12 +116,15 @@ class Kafka(System):
         self.where = {"servers": f"127.0.0.1:{port}"}
         wait_until(lambda: listening(port), "Kafka")
 
-    def create(self, topic: str, partitions: int) -> None:
+    def create(self, topics: Sequence[str], partitions: int) -> None:
         from confluent_kafka.admin import AdminClient, NewTopic
 
         admin = AdminClient({"bootstrap.servers": self.where["servers"]})
-        new = NewTopic(topic, num_partitions=partitions, replication_factor=1)
-        admin.create_topics([new])[topic].result(30)
+        made = admin.create_topics(
+            [NewTopic(topic, num_partitions=partitions, replication_factor=1) for topic in topics]
+        )
+        for created in made.values():
+            created.result(30)
         time.sleep(0.3)  # its leaders are elected after the answer
 
 

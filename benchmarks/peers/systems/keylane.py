@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -79,12 +79,13 @@ class Keylane(System):
         async with Admin(self.where["meta"]) as admin:
             await available_brokers(admin, 1)
 
-    def create(self, topic: str, partitions: int) -> None:
+    def create(self, topics: Sequence[str], partitions: int) -> None:
         from keylane import Admin
 
         async def create() -> None:
             async with Admin(self.where["meta"]) as admin:
-                await admin.create_subject(topic, partitions=partitions)
+                for topic in topics:
+                    await admin.create_subject(topic, partitions=partitions)
 
         asyncio.run(create())
 

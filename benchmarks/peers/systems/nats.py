@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -75,14 +75,15 @@ class Nats(System):
         self.where = {"server": f"nats://127.0.0.1:{port}"}
         wait_until(lambda: listening(port), "NATS")
 
-    def create(self, topic: str, partitions: int) -> None:
+    def create(self, topics: Sequence[str], partitions: int) -> None:
         del partitions  # subjects of a stream are made by their first message
 
         async def create() -> None:
             import nats
 
             connection = await nats.connect(self.where["server"])
-            await connection.jetstream().add_stream(name=topic, subjects=[f"{topic}.*"])
+            for topic in topics:
+                await connection.jetstream().add_stream(name=topic, subjects=[f"{topic}.*"])
             await connection.close()
 
         asyncio.run(create())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -88,13 +88,14 @@ class RabbitStreams(System):
         wait_until(lambda: listening(stream), "RabbitMQ", 90)
         time.sleep(1)  # it listens before it takes streams
 
-    def create(self, topic: str, partitions: int) -> None:
+    def create(self, topics: Sequence[str], partitions: int) -> None:
         async def create() -> None:
             from rstream import Producer
 
             async with Producer("127.0.0.1", port=self.where["port"], **CREDENTIALS) as producer:
-                for number in range(partitions):
-                    await producer.create_stream(f"{topic}-{number}")
+                for topic in topics:
+                    for number in range(partitions):
+                        await producer.create_stream(f"{topic}-{number}")
 
         asyncio.run(create())
 

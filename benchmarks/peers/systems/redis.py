@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -65,7 +65,7 @@ class Redis(System):
         self.where = {"port": port}
         wait_until(lambda: listening(port), "Redis")
 
-    def create(self, topic: str, partitions: int) -> None:
+    def create(self, topics: Sequence[str], partitions: int) -> None:
         """Streams are made by their first message, or by the first group."""
 
 
