@@ -6,10 +6,23 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from peers.durability import Durability
-from peers.figures import FIGURES, OURS, Against, Best, Figure, full_rate, ratios_of, reached
+from peers.figures import (
+    FIGURES,
+    OURS,
+    Against,
+    Best,
+    Figure,
+    best_of,
+    counted,
+    full_rate,
+    ratios_of,
+    reached,
+    value_of,
+)
 
 PLOT = "peers.svg"
 NOT_TAKEN = "–"
+QUIET_LOAD = 0.5
 HEAD = """\
 # Beside others
 
@@ -73,11 +86,12 @@ def durabilities_of(result: Mapping[str, Any]) -> dict[str, Durability]:
     return {name: Durability(about["durability"]) for name, about in result["systems"].items()}
 
 
-def cell_of(name: str, figures: Mapping[str, float]) -> str:
-    """A system's figure, with its rate where that is less than asked for."""
-    if name not in figures:
+def cell_of(name: str, system: str, figures: Mapping[str, float]) -> str:
+    """A system's figure, with its rate where that is less than asked for; a peer's one way where keylane has several."""
+    taken = name if system.startswith(OURS) else FIGURES[name].peer or name
+    if taken not in figures:
         return NOT_TAKEN
-    text = shown(figures[name])
+    text = shown(figures[taken])
     if not full_rate(name, figures):
         text += f" (at {figures['_'.join([*name.split('_')[:2], 'rate'])]:,.0f}/s)"
     return text
@@ -106,8 +120,8 @@ def table_of(result: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     rows = [head, ["---"] * len(head)]
     for name, figure in FIGURES.items():
-        cells = [cell_of(name, medians[system]) for system in systems]
-        if set(cells) == {NOT_TAKEN}:
+        cells = [cell_of(name, system, medians[system]) for system in systems]
+        if all(name not in medians[system] for system in systems):
             continue
         bests = ratios.get(name, {})
         missed = reached(name, medians, ratios) is False
@@ -131,25 +145,17 @@ def missing_lines(missing: Mapping[str, str]) -> list[str]:
 def better_lines(result: Mapping[str, Any]) -> Iterator[str]:
     """Each figure in which a peer of the same or weaker durability is ahead, with the peers that are."""
     medians = result["medians"]
-    ours = medians.get(OURS, {})
-    durabilities = durabilities_of(result)
+    peers = counted(OURS, durabilities_of(result), Against.ANY) if OURS in medians else []
     for name, figure in FIGURES.items():
-        theirs = figure.peer or name
-        if name not in ours:
+        ours = value_of(name, OURS, medians)
+        if ours is None or not figure.compared:
             continue
-        ahead = [
-            (1 / figure.ahead(ours[name], figures[theirs]), system)
-            for system, figures in medians.items()
-            if system in durabilities
-            and not system.startswith(OURS)
-            and theirs in figures
-            and full_rate(theirs, figures)
-            and figure.ahead(ours[name], figures[theirs]) < 1
-        ]
+        ratios = [(best_of(name, OURS, medians, [peer]), peer) for peer in peers]
+        ahead = sorted((best.ratio, peer) for best, peer in ratios if best and best.ratio < 1)
         if ahead:
-            peers = ", ".join(f"{system} {by:.2f} times" for by, system in sorted(ahead)[::-1])
+            who = ", ".join(f"{peer} {1 / ratio:.2f} times" for ratio, peer in ahead)
             unit = f" {figure.unit}" if figure.unit else ""
-            yield f"* {figure.what} (keylane {shown(ours[name])}{unit}): {peers}"
+            yield f"* {figure.what} (keylane {shown(ours)}{unit}): {who}"
 
 
 def conditions_of(result: Mapping[str, Any]) -> str:
@@ -157,7 +163,9 @@ def conditions_of(result: Mapping[str, Any]) -> str:
     machine, run = result["machine"], result["run"]
     sizes = "small takes (`--quick`)" if run["quick"] else "full takes"
     load = run["load_before"]
-    quiet = "a quiet machine" if load < 0.5 else "a machine with other work"
+    quiet = "a quiet machine" if load < QUIET_LOAD else "a machine with other work"
+    if load >= QUIET_LOAD:
+        quiet += " (rates and times of such a run say little, processor times more)"
     rounds = f"{run['rounds']} round{'s' if run['rounds'] != 1 else ''}"
     return (
         f"{run['began']} UTC, {rounds}, {sizes}, on {quiet}: load of {load:.1f} before the run."
@@ -198,7 +206,7 @@ def page_of(result: Mapping[str, Any]) -> str:
             "",
             ("Ratios are keylane by the best peer, above 1 where keylane is ahead, whether more is better or less;"
             " the name in brackets is that peer's."
-            f" {NOT_TAKEN}: not taken, or the system has no such way."),
+            f" {NOT_TAKEN}: not taken, or not compared. Peers have one way to handle, which stands beside each of keylane's."),
             "A peer that could not keep up with a steady rate is shown at its own, and left out of the ratio.",
             "",
             table_of(result),

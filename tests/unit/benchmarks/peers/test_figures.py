@@ -133,6 +133,11 @@ def test_aim_is_held_against_peers_or_the_figure_itself(name, ours, theirs, expe
     assert reached(name, medians, ratios_of(medians, DURABILITIES)) is expected
 
 
+def test_ratio_of_own_figures_is_compared_with_no_peer():
+    medians = {"keylane": {"producers_ratio": 1.0}, "kafka": {"producers_ratio": 9.0}}
+    assert ratios_of(medians, DURABILITIES) == {}
+
+
 def test_aim_is_open_when_its_figure_was_not_taken():
     assert reached("sent_per_s", {"keylane": {}}, {}) is None
     assert reached("start_s", {"keylane": {}}, {}) is None

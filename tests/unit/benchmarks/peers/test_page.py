@@ -75,8 +75,13 @@ def test_table_has_no_row_when_no_system_has_the_figure(result):
 
 
 def test_cell_has_the_rate_when_a_system_could_not_keep_up(result):
-    assert cell_of("steady_5000_p50_ms", result["medians"]["nats"]) == "0.50 (at 2,000/s)"
+    assert cell_of("steady_5000_p50_ms", "nats", result["medians"]["nats"]) == "0.50 (at 2,000/s)"
     assert row_of(table_of(result), "send to handler at 5,000/s")[4] == "–"
+
+
+def test_table_has_the_one_way_of_a_peer_beside_each_of_keylane(result):
+    row = row_of(table_of(result), "handled, a batch")
+    assert row[1:4] == ["400", "800", "–"]
 
 
 def test_better_peers_are_named_with_how_far_they_are_ahead(result):
