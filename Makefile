@@ -24,7 +24,7 @@ UNIT_WORKERS ?= 3
 PARALLEL = $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-small bench-store bench-order bench-hosts bench-spark spark-versions spark-connect lock wheel clean
+.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-small bench-store bench-order bench-hosts bench-spark bench-peers peers-home spark-versions spark-connect lock wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -111,6 +111,12 @@ bench-hosts: $(STAMP) ## measure TLS, access control and metrics beside a cluste
 
 bench-spark: $(STAMP) ## measure the Spark side beside Parquet and Kafka, print JSON (ARGS="--quick --kafka HOME")
 	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/spark_side/spark.py $(ARGS)
+
+bench-peers: $(STAMP) ## measure beside Kafka, RabbitMQ, NATS and Redis, print a table (ARGS="--home DIR --quick")
+	@PYTHONPATH=benchmarks $(BIN)/python -P -m peers.run $(ARGS)
+
+peers-home: $(STAMP) ## bring the peers of bench-peers into a folder (DIR=build/peers)
+	@sh benchmarks/peers/home.sh $(BIN)/python $(or $(DIR),build/peers)
 
 # Each version gets an environment under build/, with its own PySpark and everything else of .venv behind it.
 # PySpark 4.0 leaves sockets to the garbage collector, hence the warnings that are passed over.

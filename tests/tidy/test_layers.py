@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
-from tidy.tree import FILES, ROOT, Source, imports_of
+from tidy.tree import FILES, ROOT, Source, imports_of, tracked_files
 
 # folder -> the folders of the same room that it may import
 LAYERS: dict[str, set[str]] = {
@@ -207,7 +207,8 @@ def test_architecture_names_every_folder():
 
 
 def test_unit_tests_mirror_the_folders_of_the_package():
-    """Each folder of tests/unit/ is a folder of the package."""
+    """Each folder of tests/unit/ is a folder of the package, or of the benchmarks."""
     unit = ROOT / "tests" / "unit"
     folders = {path.parent.relative_to(unit).as_posix() for path in unit.rglob("*.py")}
-    assert folders - {"."} <= {name.rpartition("/")[0] for name in NAMES}
+    names = [*NAMES, *(name for name in tracked_files() if name.startswith("benchmarks/"))]
+    assert folders - {"."} <= {name.rpartition("/")[0] for name in names}

@@ -1,0 +1,82 @@
+"""The measured clients, as children of the measuring process, with a time by which they have to end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from peers.systems.base import System
+
+BENCHMARKS = Path(__file__).parent.parent
+TAKE_S = 180
+"""A take that is not over by then is given up."""
+
+
+class Child:
+    """A client of a system, in a role."""
+
+    def __init__(self, system: System, role: str, **job: Any) -> None:
+        job = {
+            "client": system.client, "where": system.where, "loop": system.loop, "role": role,
+            "handler": "each", "size": 100, **job,
+        }  # fmt: skip
+        self._ends_at = time.monotonic() + TAKE_S
+        self._rest = b""
+        # keylane is installed where this runs; libraries of peers come after it, from their own folder.
+        path = os.pathsep.join([str(BENCHMARKS), str(system.home / "clients")])
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "peers.client", json.dumps(job)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": path},
+        )
+
+    def line(self) -> dict[str, Any]:
+        """The next JSON line that it prints; others are passed over."""
+        pipe = self.process.stdout
+        assert pipe is not None
+        while True:
+            text, newline, rest = self._rest.partition(b"\n")
+            if newline:
+                self._rest = rest
+                if text.startswith(b"{"):
+                    figures: dict[str, Any] = json.loads(text)
+                    return figures
+                continue
+            left_s = max(0.0, self._ends_at - time.monotonic())
+            if not select.select([pipe], [], [], left_s)[0]:
+                self.kill()
+                raise TimeoutError(f"a client took over {TAKE_S} s")
+            data = os.read(pipe.fileno(), 65_536)
+            if not data:
+                raise ChildProcessError(f"a client ended with status {self.process.wait()}")
+            self._rest += data
+
+    def open_gate(self) -> None:
+        """Let a gated client begin."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+
+    def end(self) -> dict[str, Any]:
+        """Its figures, once it has ended."""
+        figures = self.line()
+        self.process.wait(60)
+        return figures
+
+    def kill(self) -> None:
+        """End it, if it has not."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()

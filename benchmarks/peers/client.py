@@ -1,0 +1,148 @@
+"""A measured client: `client.py JOB`, a JSON object.  Prints a line {"ready": true} once connected, then its figures."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import os
+import resource
+import statistics
+import struct
+import sys
+import time
+from typing import Any
+
+from peers.measure import peak_mb
+from peers.systems.base import KEYS, Client, Handling, StampedHandling
+
+VALUE = bytes(range(100))
+WARMING = 100
+"""Single sends that are not measured."""
+UNMEASURED_S = 2.0
+"""Of the beginning of a steady take."""
+PAUSE_S = 0.001
+
+
+def tell(**line: Any) -> None:
+    """Print a JSON line."""
+    print(json.dumps(line), flush=True)
+
+
+def cpu_seconds() -> float:
+    """Processor time of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def percentile(ordered: list[float], share: float) -> float:
+    """The value below which a share of the ordered values is."""
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+async def send(client: Client, job: dict[str, Any]) -> dict[str, Any]:
+    """Everything as fast as there is room."""
+    await client.open_producer()
+    value = VALUE if job["size"] == len(VALUE) else os.urandom(job["size"])
+    tell(ready=True)
+    if job.get("gated"):
+        await asyncio.to_thread(sys.stdin.readline)
+    began, used = time.monotonic(), cpu_seconds()
+    await client.send_all(value, job["count"])
+    figures = {"began": began, "ended": time.monotonic(), "cpu": cpu_seconds() - used}
+    await client.close_producer()
+    return figures
+
+
+async def single(client: Client, job: dict[str, Any]) -> dict[str, Any]:
+    """Each message after the ack of the one before."""
+    await client.open_producer()
+    for key in KEYS[:WARMING]:
+        await client.send(key, VALUE)
+    tell(ready=True)
+    took_ms = []
+    for number in range(job["count"]):
+        began = time.perf_counter()
+        await client.send(KEYS[number % 10_000], VALUE)
+        took_ms.append((time.perf_counter() - began) * 1000)
+    await client.close_producer()
+    took_ms.sort()
+    return {"p50_ms": statistics.median(took_ms), "p99_ms": percentile(took_ms, 0.99)}
+
+
+async def steady(client: Client, job: dict[str, Any]) -> dict[str, Any]:
+    """`rate` messages a second, each with the time of its send in its value."""
+    await client.open_producer()
+    tell(ready=True)
+    rate, count, rest = job["rate"], job["count"], VALUE[8:]
+    used, began, sent = cpu_seconds(), time.monotonic(), 0
+    while sent < count:
+        due = min(count, int((time.monotonic() - began) * rate))
+        while sent < due:
+            stamp = struct.pack("<Q", time.monotonic_ns())
+            await client.post(KEYS[sent % 10_000], stamp + rest)
+            sent += 1
+        await client.pause(PAUSE_S)
+    late_s = time.monotonic() - began - count / rate
+    await client.drain()
+    figures = {"cpu": cpu_seconds() - used, "late_s": late_s}
+    await client.close_producer()
+    return figures
+
+
+async def consume(client: Client, job: dict[str, Any]) -> dict[str, Any]:
+    """Handle `count` messages."""
+    rate = job.get("rate", 0)
+    handling = (StampedHandling if rate else Handling)(job["count"], job["size"])
+    began = used = 0.0
+
+    def ready() -> None:
+        nonlocal began, used
+        began, used = time.monotonic(), cpu_seconds()
+        tell(ready=True)
+
+    await client.consume(handling, ready)
+    figures = {
+        "first": handling.first_at, "last": handling.last_at, "began": began,
+        "ended": time.monotonic(), "cpu": cpu_seconds() - used,
+    }  # fmt: skip
+    if isinstance(handling, StampedHandling):
+        took_ms = sorted(handling.took_ms[int(UNMEASURED_S * rate) :])
+        figures |= {"p50_ms": statistics.median(took_ms), "p99_ms": percentile(took_ms, 0.99)}
+    return figures
+
+
+async def start(client: Client, job: dict[str, Any]) -> dict[str, Any]:
+    """Open a consumer on each of several topics, one after the other."""
+    tell(ready=True)
+    used, began = cpu_seconds(), time.monotonic()
+    closings = [await client.open_consumer(topic) for topic in job["topics"]]
+    figures = {"seconds": time.monotonic() - began, "cpu": cpu_seconds() - used}
+    for close in closings:
+        closed = close()
+        if inspect.isawaitable(closed):
+            await closed
+    return figures
+
+
+ROLES = {"send": send, "single": single, "steady": steady, "consume": consume, "start": start}
+
+
+def main() -> None:
+    """Run a role."""
+    job = json.loads(sys.argv[1])
+    module, _, name = job["client"].partition(":")
+    client = getattr(importlib.import_module(module), name)(job)
+    factory = None
+    if job["loop"] == "uvloop":
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        figures = runner.run(ROLES[job["role"]](client, job))
+    tell(**figures, peak_mb=peak_mb([os.getpid()]))
+
+
+if __name__ == "__main__":
+    main()

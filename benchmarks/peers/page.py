@@ -1,0 +1,227 @@
+"""docs/PEERS.md and the printed table, from the result of a run.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from peers.durability import Durability
+from peers.figures import (
+    FIGURES,
+    OURS,
+    Against,
+    Best,
+    Figure,
+    best_of,
+    counted,
+    full_rate,
+    ratios_of,
+    reached,
+    value_of,
+)
+
+PLOT = "peers.svg"
+NOT_TAKEN = "–"
+QUIET_LOAD = 0.5
+HEAD = """\
+# Beside others
+
+keylane and other systems, in turns in one run, with the same work on the same machine.
+`make bench-peers` measures; this page and its plot are written from its result by `--write-docs`, so no figure is typed by hand.
+
+"""
+WORK = """\
+## The work
+
+Values of 100 bytes unless a row says otherwise, 10,000 keys in turn, 4 partitions; servers, producer and consumer are processes of their own, on loopback, with data on the machine's disk.
+A round gives each system a turn with fresh servers, warmed before; rounds interleave the systems, and figures are medians over rounds.
+Every ack of a send is awaited, every message is an object whose key and value are touched, but for Arrow batches, where they are touched by column, and every consumer keeps its place.
+keylane's client is what a reader of the README writes: the loop of `asyncio.run`, and settings as they are.
+
+| take | what |
+| --- | --- |
+| `send` | first send to last ack |
+| `handle` | a backlog, first message to last; keylane's in three ways: a coroutine a message, a batch handler, Arrow |
+| `both` | first send to last message handled, at once |
+| `single` | a message at a time, send to ack |
+| `steady` | 5,000 and 500 messages a second, send to handler; the first two seconds are not counted. Processor time is that of servers, producer and consumer, all threads and the kernel included |
+| `kib` | values of 1 KiB |
+| `partitions` | 64 partitions, by the rates of 4 in the same turn |
+| `producers` | 4 producers together, by one in the same turn |
+| `start` | 50 consumers of a process, each of its own topic and group, opened one after the other until each has its partitions |
+
+Peak memory is that of a process since the take began: the producer's in `send`, the consumer's in `handle`, the servers' in any take.
+
+## What differs, and cannot be made alike
+
+* Where a system's messages have no key (NATS, RabbitMQ streams) the key stands before the value in the body: the cheapest way, in their favour.
+* Order: keylane keeps the order of a key while 16 handlers run at once; Kafka, RabbitMQ and Redis are read in a plain loop, in the order of the partition; NATS may deliver again out of order.
+* Acks of messages: NATS acks each message, Redis each batch read, keylane each message in ranges every few milliseconds, Kafka and RabbitMQ commit a position every 50 ms.
+* Repeats: keylane and Kafka store a batch that is sent again once; RabbitMQ does with a named publisher and NATS with message ids, which are not used here; Redis does not.
+* Leases: keylane and Kafka share the partitions of a group among its consumers; what a consumer of keylane acks after its lease ended is refused. RabbitMQ's, NATS' and Redis' consumers here are single.
+
+## Measure it yourself
+
+    make peers-home DIR=build/peers     # Debian's Redis and RabbitMQ, Kafka by Maven, NATS by Go, clients by pip
+    make bench-peers ARGS="--home build/peers --json build/peers.json"
+    make bench-peers ARGS="--json build/peers.json --write-docs"
+
+`--systems`, `--takes`, `--rounds` and `--quick` choose; a peer that is not there is named, and left out.
+Processor time is the figure that a busy machine changes least; rates are comparable within a run only.
+"""
+LACKS = """\
+Beside figures, and true of any run: Kafka, RabbitMQ streams and NATS JetStream replicate messages to other servers, so that they outlive a disk, and keylane does not yet.
+They and Redis have clients in many languages, and years of use by many; keylane's client is Python's.
+"""
+
+
+def shown(value: float, unit: str = "") -> str:
+    """A figure for people: three digits or so."""
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:,.{digits}f}{f' {unit}' if unit and unit != 'a second' else ''}"
+
+
+def durabilities_of(result: Mapping[str, Any]) -> dict[str, Durability]:
+    """System → what its ack promises."""
+    return {name: Durability(about["durability"]) for name, about in result["systems"].items()}
+
+
+def cell_of(name: str, system: str, figures: Mapping[str, float]) -> str:
+    """A system's figure, with its rate where that is less than asked for; a peer's one way where keylane has several."""
+    taken = name if system.startswith(OURS) else FIGURES[name].peer or name
+    if taken not in figures:
+        return NOT_TAKEN
+    text = shown(figures[taken])
+    if not full_rate(name, figures):
+        text += f" (at {figures['_'.join([*name.split('_')[:2], 'rate'])]:,.0f}/s)"
+    return text
+
+
+def _aim_of(figure: Figure) -> str:
+    if figure.aim is None:
+        return ""
+    sign = "≤" if figure.lower and figure.against is Against.ITSELF else "≥"
+    which = {Against.ANY: "any", Against.SAME: "as durable", Against.ITSELF: "itself"}
+    unit = f" {figure.unit}" if figure.unit and figure.against is Against.ITSELF else ""
+    return f"{sign} {figure.aim:g}{unit} ({which[figure.against]})"
+
+
+def _best(best: Best | None) -> str:
+    return NOT_TAKEN if best is None else f"{best.ratio:.2f} ({best.peer})"
+
+
+def table_of(result: Mapping[str, Any]) -> str:
+    """Every figure of every system, a row each, with ratios."""
+    medians = result["medians"]
+    systems = list(result["systems"])
+    ratios = ratios_of(medians, durabilities_of(result))
+    head = [
+        "what", *systems, "by the best, same or weaker durability", "by the best as durable", "reach",
+    ]  # fmt: skip
+    rows = [head, ["---"] * len(head)]
+    for name, figure in FIGURES.items():
+        cells = [cell_of(name, system, medians[system]) for system in systems]
+        if all(name not in medians[system] for system in systems):
+            continue
+        bests = ratios.get(name, {})
+        missed = reached(name, medians, ratios) is False
+        rows.append(
+            [
+                f"{figure.what}{f', {figure.unit}' if figure.unit else ''}",
+                *cells,
+                _best(bests.get(Against.ANY)),
+                _best(bests.get(Against.SAME)),
+                _aim_of(figure) + (": not reached" if missed else ""),
+            ]
+        )
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def missing_lines(missing: Mapping[str, str]) -> list[str]:
+    """A loud line for each system that was left out."""
+    return [f"NOT MEASURED: {name}: {why}" for name, why in missing.items()]
+
+
+def better_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """Each figure in which a peer of the same or weaker durability is ahead, with the peers that are."""
+    medians = result["medians"]
+    peers = counted(OURS, durabilities_of(result), Against.ANY) if OURS in medians else []
+    for name, figure in FIGURES.items():
+        ours = value_of(name, OURS, medians)
+        if ours is None or not figure.compared:
+            continue
+        ratios = [(best_of(name, OURS, medians, [peer]), peer) for peer in peers]
+        ahead = sorted((best.ratio, peer) for best, peer in ratios if best and best.ratio < 1)
+        if ahead:
+            who = ", ".join(f"{peer} {1 / ratio:.2f} times" for ratio, peer in ahead)
+            unit = f" {figure.unit}" if figure.unit else ""
+            yield f"* {figure.what} (keylane {shown(ours)}{unit}): {who}"
+
+
+def conditions_of(result: Mapping[str, Any]) -> str:
+    """Where and when it was measured, in words."""
+    machine, run = result["machine"], result["run"]
+    sizes = "small takes (`--quick`)" if run["quick"] else "full takes"
+    load = run["load_before"]
+    quiet = "a quiet machine" if load < QUIET_LOAD else "a machine with other work"
+    if load >= QUIET_LOAD:
+        quiet += " (rates and times of such a run say little, processor times more)"
+    rounds = f"{run['rounds']} round{'s' if run['rounds'] != 1 else ''}"
+    return (
+        f"{run['began']} UTC, {rounds}, {sizes}, on {quiet}: load of {load:.1f} before the run."
+        f" {machine['cores']} cores ({machine['cpu']}), {machine['memory_gb']} GB,"
+        f" Linux {machine['kernel']}, Python {machine['python']}; {run['seconds'] / 60:.0f} minutes."
+    )
+
+
+def page_of(result: Mapping[str, Any]) -> str:
+    """The whole page."""
+    systems = result["systems"]
+    about = [
+        "| system | ack | what it promises | versions | settings |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, system in systems.items():
+        versions = ", ".join(f"{what} {version}" for what, version in system["versions"].items())
+        ack = Durability(system["durability"]).shown
+        about.append(
+            f"| `{name}`: {system['title']} | {ack} | {system['promise']} | {versions} | {system['settings']} |"
+        )
+    better = list(better_lines(result)) or ["In this run no peer is ahead in any figure."]
+    left_out = [f"* {line}" for line in missing_lines(result["missing"])]
+    failed = [
+        f"* FAILED: {name}, {take}: {why}"
+        for name, takes in result["failed"].items()
+        for take, why in takes.items()
+    ]
+    return "\n".join(
+        [
+            HEAD + conditions_of(result),
+            *(["", *left_out] if left_out else []),
+            *(["", *failed] if failed else []),
+            "",
+            f"![How far keylane is ahead of each peer]({PLOT})",
+            "",
+            "## Figures",
+            "",
+            ("Ratios are keylane by the best peer, above 1 where keylane is ahead, whether more is better or less;"
+            " the name in brackets is that peer's."
+            f" {NOT_TAKEN}: not taken, or not compared. Peers have one way to handle, which stands beside each of keylane's."),
+            "A peer that could not keep up with a steady rate is shown at its own, and left out of the ratio.",
+            "",
+            table_of(result),
+            "",
+            "## What each ack promises",
+            "",
+            "For a server alone on its machine, with a disk.",
+            "",
+            *about,
+            "",
+            "## Where they are better",
+            "",
+            *better,
+            "",
+            LACKS,
+            WORK,
+        ]
+    )  # fmt: skip

@@ -1,0 +1,217 @@
+"""What a system of the comparison is: servers to start and stop, and a client that sends and consumes as its users would."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import signal
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from peers.durability import Durability
+from peers.measure import family
+
+FIRST_OF_KEYS = ord("k")
+KEYS = [b"key-%05d" % number for number in range(10_000)]
+FIRST = b"first"
+"""The value of the message that each producer sends when it opens."""
+COMMIT_EVERY_S = 0.05
+"""How often a consumer commits a position, where it does not ack each message; and once more at its end."""
+
+Ready = Callable[[], None]
+"""Called once a consumer is connected."""
+
+
+class Handling:
+    """What a consumer does with its messages: touches key and value of each, and notes when the first and last came."""
+
+    def __init__(self, count: int, size_bytes: int) -> None:
+        self.left = self._count = count
+        self._size_bytes = size_bytes
+        self.first_at = self.last_at = 0.0
+
+    def message(self, key: bytes, value: bytes) -> None:
+        """Handle a message; keys begin with k, values have their size, but for the first of each producer."""
+        left = self.left
+        if left == self._count:
+            self.first_at = time.monotonic()
+        self.left = left = left - 1
+        if not left:
+            self.last_at = time.monotonic()
+        if key[0] != FIRST_OF_KEYS or len(value) != self._size_bytes:
+            assert value == FIRST, (key, value)
+
+    def count(self, messages: int) -> None:
+        """Note messages whose keys and values were touched by column."""
+        if self.left == self._count:
+            self.first_at = time.monotonic()
+        self.left -= messages
+        if self.left <= 0:
+            self.last_at = time.monotonic()
+
+
+class StampedHandling(Handling):
+    """Messages whose values begin with the time of their send."""
+
+    def __init__(self, count: int, size_bytes: int) -> None:
+        super().__init__(count, size_bytes)
+        self.took_ms: list[float] = []
+
+    def message(self, key: bytes, value: bytes) -> None:
+        """Handle a message, and note how long it took from its send."""
+        if value != FIRST:
+            sent_ns = int.from_bytes(value[:8], "little")
+            self.took_ms.append((time.monotonic_ns() - sent_ns) / 1e6)
+        super().message(key, value)
+
+
+class System(ABC):
+    """A system in a setting.  Its servers are children of the measuring process, and end with `stop`."""
+
+    title: ClassVar[str]
+    client: ClassVar[str]
+    """`module:class` of its client."""
+    durability: ClassVar[Durability]
+    promise: ClassVar[str]
+    """What an ack of a send means in this setting, for one server with one disk."""
+    settings: ClassVar[str]
+    """What differs from the defaults, of servers and clients, in words."""
+    sends_per_second: ClassVar[int]
+    """Roughly; how many messages a take has follows from it."""
+    handlers: ClassVar[tuple[str, ...]] = ("each",)
+    """Ways to take messages; the first is that of every other take."""
+    loop: ClassVar[str] = "asyncio"
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        """The folder that `home.sh` filled."""
+        self.where: dict[str, Any] = {}
+        """Addresses, for clients."""
+        self._children: list[subprocess.Popen[bytes]] = []
+
+    @classmethod
+    @abstractmethod
+    def lacking(cls, home: Path) -> str:
+        """What is not on this machine, for people; "" if all is there."""
+
+    @classmethod
+    @abstractmethod
+    def versions(cls, home: Path) -> dict[str, str]:
+        """Program or library to its version."""
+
+    @abstractmethod
+    def start(self, folder: Path) -> None:
+        """Start it on an empty folder, and return once it serves."""
+
+    @abstractmethod
+    def create(self, topics: Sequence[str], partitions: int) -> None:
+        """Make topics, where clients do not."""
+
+    def pids(self) -> list[int]:
+        """Every process of it."""
+        return [pid for child in self._children for pid in family(child.pid)]
+
+    def stop(self) -> None:
+        """End all of it."""
+        for child in reversed(self._children):
+            child.send_signal(signal.SIGTERM)
+        for child in reversed(self._children):
+            try:
+                child.wait(10)
+            except subprocess.TimeoutExpired:
+                for pid in family(child.pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                child.wait()
+        self._children.clear()
+
+    def spawn(self, log: Path, *command: str, **environment: str) -> None:
+        """A server of its own, which writes to a log and works in the log's folder."""
+        with log.open("ab") as file:
+            child = subprocess.Popen(
+                command,
+                stdout=file,
+                stderr=file,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | environment,
+                cwd=log.parent,
+            )
+        self._children.append(child)
+
+
+class Client(ABC):
+    """Runs in a process of its own.  All is async; where a library blocks, so does the method."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.where: dict[str, Any] = job["where"]
+        self.topic: str = job["topic"]
+        self.partitions: int = job["partitions"]
+        self.handler: str = job["handler"]
+
+    @abstractmethod
+    async def open_producer(self) -> None:
+        """Connect and send a message, so that everything is known that a first send has to ask for."""
+
+    @abstractmethod
+    async def send_all(self, value: bytes, count: int) -> None:
+        """Send as fast as there is room, keys in turn; return once every message is acked."""
+
+    @abstractmethod
+    async def send(self, key: bytes, value: bytes) -> None:
+        """Send a message, and wait for its ack."""
+
+    @abstractmethod
+    async def post(self, key: bytes, value: bytes) -> None:
+        """Send without waiting for the ack."""
+
+    @abstractmethod
+    async def pause(self, seconds: float) -> None:
+        """Let time pass; acks are taken meanwhile."""
+
+    @abstractmethod
+    async def drain(self) -> None:
+        """Wait until everything posted is acked."""
+
+    @abstractmethod
+    async def close_producer(self) -> None:
+        """Disconnect."""
+
+    @abstractmethod
+    async def consume(self, handle: Handling, ready: Ready) -> None:
+        """
+        Read the topic from its beginning as a consumer that keeps its place, until all messages are handled and that is
+        committed.
+        """
+
+    @abstractmethod
+    async def open_consumer(self, topic: str) -> Callable[[], Any]:
+        """Open a consumer that keeps its place, ready for messages; returns what closes it, awaitable or not."""
+
+
+def framed(key: bytes, value: bytes) -> bytes:
+    """Key and value in one, for systems without keys: cheaper than a header or a field of its own."""
+    return len(key).to_bytes(2, "big") + key + value
+
+
+def unframed(data: bytes) -> tuple[bytes, bytes]:
+    """Key and value again."""
+    end = 2 + int.from_bytes(data[:2], "big")
+    return data[2:end], data[end:]
+
+
+def client_version(home: Path, name: str) -> str:
+    """The version of a library in the home's folder of clients; "" if it is not there."""
+    for distribution in importlib.metadata.distributions(name=name, path=[str(home / "clients")]):
+        return distribution.version
+    return ""
+
+
+def told_by(*command: str) -> str:
+    """The first line that a program prints."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return next(iter((done.stdout or done.stderr).splitlines()), "").strip()

@@ -1,0 +1,202 @@
+"""keylane: a metaserver and a broker; the client is what a reader of README.md writes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from peers.durability import Durability
+from peers.measure import wait_until
+from peers.systems.base import FIRST, KEYS, Client, Handling, Ready, System, told_by
+
+IN_FLIGHT = 20_000
+"""Receipts that a sending loop has not awaited yet."""
+GROUP = "peers"
+
+
+class Keylane(System):
+    """The defaults."""
+
+    title = "keylane"
+    client = "peers.systems.keylane:KeylaneClient"
+    durability = Durability.FSYNCED
+    promise = "written and fsynced, by group commit; a batch that is sent again is stored once"
+    settings = "none; the loop is that of `asyncio.run`"
+    sends_per_second = 400_000
+    handlers = ("each", "batch", "arrow")
+    config = ""
+
+    @classmethod
+    def lacking(cls, home: Path) -> str:
+        del home  # it runs the keylane that measures
+        return ""
+
+    @classmethod
+    def versions(cls, home: Path) -> dict[str, str]:
+        del home
+        commit = told_by("git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD")
+        return {
+            "keylane": f"{version('keylane')} ({commit})",
+            "Python": sys.version.split()[0],
+        }
+
+    def start(self, folder: Path) -> None:
+        (folder / "broker.toml").write_text(self.config)
+        meta = self._server(folder, "keylane.metaserver", "--data", str(folder / "meta"))
+        self._server(
+            folder, "keylane.broker", "--group", "g1", "--data", str(folder / "broker"),
+            "--meta", meta, "--config", str(folder / "broker.toml"),
+        )  # fmt: skip
+        self.where = {"meta": meta}
+        asyncio.run(self._wait_for_broker())
+
+    def _server(self, folder: Path, module: str, *arguments: str) -> str:
+        """Start a server; returns its address."""
+        log = folder / f"{module}.log"
+        self.spawn(log, sys.executable, "-P", "-m", module, *arguments, "--port", "0")
+        address = ""
+
+        def told() -> bool:
+            nonlocal address
+            for line in log.read_text().split("\n")[:-1]:
+                if line.startswith("{") and "address" in (told := json.loads(line)):
+                    address = told["address"]
+            return bool(address)
+
+        wait_until(told, module)
+        return address
+
+    async def _wait_for_broker(self) -> None:
+        from keylane import Admin
+        from keylane.cli.connection import available_brokers
+
+        async with Admin(self.where["meta"]) as admin:
+            await available_brokers(admin, 1)
+
+    def create(self, topics: Sequence[str], partitions: int) -> None:
+        from keylane import Admin
+
+        async def create() -> None:
+            async with Admin(self.where["meta"]) as admin:
+                for topic in topics:
+                    await admin.create_subject(topic, partitions=partitions)
+
+        asyncio.run(create())
+
+
+class KeylaneUvloop(Keylane):
+    """With uvloop in the clients; servers have it always."""
+
+    title = "keylane, uvloop"
+    settings = "uvloop in the clients"
+    loop = "uvloop"
+
+
+class KeylaneAsync(Keylane):
+    """Acks before the sync, as Kafka's default."""
+
+    title = "keylane, flush = async"
+    durability = Durability.PAGE_CACHE
+    promise = "written, and synced soon after"
+    settings = "broker: `flush = async`"
+    config = 'flush = "async"\n'
+
+
+class KeylaneClient(Client):
+    """Awaits every receipt; handles messages in one of three ways."""
+
+    async def open_producer(self) -> None:
+        from keylane import Producer
+
+        self._producer = await Producer(self.where["meta"]).__aenter__()
+        await self._producer.send(self.topic, FIRST, key=KEYS[0])
+        self._receipts: deque[Any] = deque()
+
+    async def send_all(self, value: bytes, count: int) -> None:
+        send, topic, receipts = self._producer.send, self.topic, self._receipts
+        for number in range(count):
+            receipts.append(send(topic, value, key=KEYS[number % 10_000]))
+            if len(receipts) >= IN_FLIGHT:
+                await receipts.popleft()
+        await self.drain()
+
+    async def send(self, key: bytes, value: bytes) -> None:
+        await self._producer.send(self.topic, value, key=key)
+
+    async def post(self, key: bytes, value: bytes) -> None:
+        self._receipts.append(self._producer.send(self.topic, value, key=key))
+
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        while self._receipts and self._receipts[0].done:
+            await self._receipts.popleft()
+
+    async def drain(self) -> None:
+        while self._receipts:
+            await self._receipts.popleft()
+
+    async def close_producer(self) -> None:
+        await self._producer.close()
+
+    async def consume(self, handle: Handling, ready: Ready) -> None:
+        if self.handler == "arrow":
+            await self._consume_arrow(handle, ready)
+            return
+        from keylane import Consumer, Message
+
+        done, take = asyncio.Event(), handle.message
+
+        async def handle_message(message: Message) -> None:
+            take(message.key, message.value)
+            if handle.left <= 0:
+                done.set()
+
+        async def handle_batch(messages: list[Message]) -> None:
+            for message in messages:
+                take(message.key, message.value)
+            if handle.left <= 0:
+                done.set()
+
+        handler = (
+            {"batch_handler": handle_batch, "max_records": 500}
+            if self.handler == "batch"
+            else {"handler": handle_message}
+        )
+        group = f"{GROUP}-{self.handler}"
+        async with Consumer(self.where["meta"], subject=self.topic, group=group, **handler):
+            ready()
+            await done.wait()
+
+    async def _consume_arrow(self, handle: Handling, ready: Ready) -> None:
+        """By column: the lengths of all keys and values of a batch are added up."""
+        import pyarrow.compute as pc
+
+        from keylane import Consumer
+
+        meta, group = self.where["meta"], f"{GROUP}-arrow"
+        async with Consumer(meta, subject=self.topic, group=group) as consumer:
+            ready()
+            async for batch in consumer.batches():
+                for name in ("key", "value"):
+                    column = batch.record_batch.column(name)
+                    assert pc.sum(pc.binary_length(column)).as_py(), name
+                handle.count(len(batch))
+                await batch.ack()
+                if handle.left <= 0:
+                    break
+
+    async def open_consumer(self, topic: str) -> Callable[[], Any]:
+        from keylane import Consumer, Message
+
+        async def handle(message: Message) -> None:
+            raise AssertionError(f"a message that was not sent: {message}")
+
+        consumer = Consumer(self.where["meta"], subject=topic, group=GROUP, handler=handle)
+        await consumer.__aenter__()
+        return consumer.close

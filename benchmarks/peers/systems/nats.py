@@ -1,0 +1,177 @@
+"""NATS JetStream: a file stream with a subject for each partition, and a durable push consumer with explicit acks."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+from peers.durability import Durability
+from peers.measure import free_port, listening, wait_until
+from peers.systems.base import (
+    FIRST,
+    KEYS,
+    Client,
+    Handling,
+    Ready,
+    System,
+    client_version,
+    framed,
+    told_by,
+    unframed,
+)
+
+CONFIG = """\
+listen: "127.0.0.1:{port}"
+jetstream {{
+  store_dir: "{data}"
+  {more}
+}}
+"""
+
+
+def server_program(home: Path) -> str:
+    """The home's own, or that of PATH; "" if there is none."""
+    return which("nats-server", path=str(home / "bin")) or which("nats-server") or ""
+
+
+class Nats(System):
+    """Its default: synced every two minutes."""
+
+    title = "NATS JetStream, nats-py"
+    client = "peers.systems.nats:NatsClient"
+    durability = Durability.PAGE_CACHE
+    promise = "in the page cache; synced every two minutes (the default of `sync_interval`)"
+    settings = (
+        "consumer: push, `max_ack_pending=20000`; the key stands before the value in the body"
+    )
+    sends_per_second = 15_000
+    more = ""
+
+    @classmethod
+    def lacking(cls, home: Path) -> str:
+        if not server_program(home):
+            return "no nats-server in HOME/bin"
+        return "" if client_version(home, "nats-py") else "no nats-py in HOME/clients"
+
+    @classmethod
+    def versions(cls, home: Path) -> dict[str, str]:
+        return {
+            "nats-server": told_by(server_program(home), "--version")
+            .rpartition(" ")[2]
+            .lstrip("v"),
+            "nats-py": client_version(home, "nats-py"),
+        }
+
+    def start(self, folder: Path) -> None:
+        port = free_port()
+        config = folder / "nats.conf"
+        config.write_text(CONFIG.format(port=port, data=folder / "js", more=self.more))
+        self.spawn(folder / "nats.log", server_program(self.home), "-c", str(config))
+        self.where = {"server": f"nats://127.0.0.1:{port}"}
+        wait_until(lambda: listening(port), "NATS")
+
+    def create(self, topics: Sequence[str], partitions: int) -> None:
+        del partitions  # subjects of a stream are made by their first message
+
+        async def create() -> None:
+            import nats
+
+            connection = await nats.connect(self.where["server"])
+            for topic in topics:
+                await connection.jetstream().add_stream(name=topic, subjects=[f"{topic}.*"])
+            await connection.close()
+
+        asyncio.run(create())
+
+
+class NatsFsync(Nats):
+    """Each message synced."""
+
+    title = "NATS JetStream, fsynced, nats-py"
+    durability = Durability.FSYNCED
+    promise = "fsynced before the ack (`sync_interval: always`)"
+    settings = (
+        "server: `sync_interval: always`; consumer: push, `max_ack_pending=20000`;"
+        " the key stands before the value in the body"
+    )
+    sends_per_second = 4_000
+    more = "sync_interval: always"
+
+
+class NatsClient(Client):
+    """Awaits every ack; acks each message."""
+
+    async def _connect(self) -> Any:
+        import nats
+
+        connection = await nats.connect(self.where["server"])
+        self._subject_of = {
+            key: f"{self.topic}.{zlib.crc32(key) % self.partitions}" for key in KEYS
+        }
+        return connection
+
+    async def open_producer(self) -> None:
+        self._connection = await self._connect()
+        self._stream = self._connection.jetstream()
+        self._waiting: deque[asyncio.Future[Any]] = deque()
+        await self.send(KEYS[0], FIRST)
+
+    async def send_all(self, value: bytes, count: int) -> None:
+        waiting = self._waiting
+        for number in range(count):
+            await self.post(KEYS[number % 10_000], value)
+            if not number % 100:
+                while waiting and waiting[0].done():
+                    waiting.popleft().result()
+        await self.drain()
+
+    async def send(self, key: bytes, value: bytes) -> None:
+        await self._stream.publish(self._subject_of[key], framed(key, value))
+
+    async def post(self, key: bytes, value: bytes) -> None:
+        future = await self._stream.publish_async(self._subject_of[key], framed(key, value))
+        self._waiting.append(future)
+
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        while self._waiting and self._waiting[0].done():
+            self._waiting.popleft().result()
+
+    async def drain(self) -> None:
+        while self._waiting:
+            await self._waiting.popleft()
+
+    async def close_producer(self) -> None:
+        await self._connection.close()
+
+    async def _subscribed(self, connection: Any, topic: str) -> Any:
+        import nats
+
+        # Push: `fetch` of a pull consumer waits for a whole batch, which is long at a low rate.
+        config = nats.js.api.ConsumerConfig(max_ack_pending=20_000)
+        return await connection.jetstream().subscribe(
+            f"{topic}.*", durable="peers", config=config, manual_ack=True
+        )
+
+    async def consume(self, handle: Handling, ready: Ready) -> None:
+        connection = await self._connect()
+        subscription = await self._subscribed(connection, self.topic)
+        ready()
+        take = handle.message
+        async for message in subscription.messages:
+            take(*unframed(message.data))
+            await message.ack()
+            if handle.left <= 0:
+                break
+        await connection.flush()
+        await connection.close()
+
+    async def open_consumer(self, topic: str) -> Callable[[], Any]:
+        connection = await self._connect()
+        await self._subscribed(connection, topic)
+        return connection.close  # type: ignore[no-any-return]  # a library without types
