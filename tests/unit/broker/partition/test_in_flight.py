@@ -182,7 +182,7 @@ def test_silent_sessions_are_forgotten(monkeypatch):
     assert messages.empty(now_ms=1_000)
 
 
-def test_one_session_redrives_until_it_leaves_or_is_silent():
+def test_session_redrives_alone_until_it_leaves_or_is_silent():
     messages = InFlight(1)
     for session in (A, B):
         messages.enter(session, ttl_ms=100, now_ms=0)
