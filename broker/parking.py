@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Sequence
 from hashlib import blake2b
 
 import msgspec
+from msgspec.structs import replace
 
 from ..protocol.clock import Clock
 from ..protocol.endpoints import CHANGE_PARKED, PARKED, PARKED_OFFSETS
@@ -61,6 +62,7 @@ from ..protocol.parked import (
     ParkedList,
     ParkedOffsets,
     ParkKey,
+    ParkState,
     Redrive,
     Unneeded,
     decode_changes,
@@ -153,8 +155,21 @@ class Parking:
         following = request.first + len(rows)
         more = parked is not None and following < len(parked)
         unneeded = () if parked is None else parked.unneeded()
-        answer = ParkedKeys(group.parked_version, following if more else None, unneeded)
+        version = group.parked_version
+        if parked is not None and parked.redriving and not self._redrives(group, request.session):
+            rows = [
+                replace(row, state=ParkState.PARKED) if row.state is ParkState.REDRIVING else row
+                for row in rows
+            ]
+            version -= 1  # so that it asks again with its next ack: the session that redrives may have ended
+        answer = ParkedKeys(version, following if more else None, unneeded)
         return answer, encode_parked(rows)
+
+    def _redrives(self, group: Group, session: str) -> bool:
+        """True if this session redrives what the group has parked: one of a shared group does, else each would."""
+        if not group.lock.shared:
+            return True
+        return group.handed_out().redrives(session, self._clock.boot_ms())
 
     async def _read(self, request: ReadParked, _payload: memoryview) -> Handled:
         _, group = self._service.owned(request)

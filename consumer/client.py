@@ -174,7 +174,7 @@ class Consumer(Resident, Owned, Taking[V]):
         """
         self._calls = Calls(handler, batch_handler, threads)
         check_callbacks(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
-        self._callbacks = (on_assigned, on_revoked, on_lost)
+        self._callbacks = on_assigned, on_revoked, on_lost
         self._several = _several_if(subject, group, name, self._calls, broadcast)
         self._filter, self._asked = filter_of(tags, filter), (tags, filter)
         if codec is not None:
@@ -189,11 +189,12 @@ class Consumer(Resident, Owned, Taking[V]):
         self._addresses, self._name = addresses_of(meta), name
         self._subject, self._group, self._codec = subject or "", group or "", codec
         self._begins_at, self._given = begin_of(start, subject=self._subject), _environment
-        self._alone = _alone or AloneTurn()
-        self._make_parts(wait_s, tls, token)
-        self._clear()
+        self._make_parts(_alone, wait_s, tls, token)
 
-    def _make_parts(self, wait_s: float, tls: TlsSettings | None, token: str | None) -> None:
+    def _make_parts(
+        self, alone: AloneTurn | None, wait_s: float, tls: TlsSettings | None, token: str | None
+    ) -> None:
+        self._alone = alone or AloneTurn()
         network = None if self._given is None else self._given.network
         self._connections = Connections(
             network, timeout_ms=self._settings.call_timeout_ms, what="consumer", wait_s=wait_s, tls=tls, token=token
@@ -203,6 +204,7 @@ class Consumer(Resident, Owned, Taking[V]):
             self._calls, settings=self._settings, home=self._home, wanted=self._filter
         )
         self._ended: asyncio.Future[None] | None = None
+        self._clear()
 
     def _clear(self) -> None:
         """Set the state of a new opening: nothing of an earlier opening is in it, and nothing that a fork copied."""

@@ -55,7 +55,7 @@ class InFlight:
     """The messages of a partition that are in flight for a shared group, under one token."""
 
     __slots__ = (
-        "_due_ms", "_ended", "_heard", "_handed", "_late", "_left", "_look_from", "token",
+        "_due_ms", "_ended", "_heard", "_handed", "_late", "_left", "_look_from", "_redriver", "token",
     )  # fmt: skip
 
     def __init__(self, token: int) -> None:
@@ -73,6 +73,8 @@ class InFlight:
         """By session: what it had in flight at a deadline, until it is heard of again or is silent for its ttl."""
         self._ended: list[Range] = []
         """What sessions had in flight when they fell silent, until it is asked for."""
+        self._redriver = ""
+        """The session that redrives parked messages."""
 
     @property
     def handed_out(self) -> list[HandedOut]:
@@ -254,6 +256,13 @@ class InFlight:
     def _know(self, session: str, ttl_ms: int, now_ms: int) -> None:
         self._heard[session] = LastHeard(ttl_ms, now_ms + ttl_ms)
         self._due_ms = min(self._due_ms, now_ms + ttl_ms)
+
+    def redrives(self, session: str, now_ms: int) -> bool:
+        """True if a session redrives parked messages: the first one that asks, until it leaves or is silent for its ttl."""
+        heard = self._heard.get(self._redriver)
+        if heard is None or heard.until_ms <= now_ms:
+            self._redriver = session
+        return self._redriver == session
 
     def check_entered(self, session: str) -> None:
         """Raises FencedError if the session has released its messages: its waiting pull must not take more."""

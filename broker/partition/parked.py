@@ -94,6 +94,13 @@ class Parked:
         return any(key.state is ParkState.REDRIVING and key.has(place) for key in keys)
 
     @property
+    def redriving(self) -> bool:
+        """True if some key is being redriven here."""
+        return not self.frozen and any(
+            key.state is ParkState.REDRIVING for key in self._keys.values()
+        )
+
+    @property
     def seen_version(self) -> int:
         """What the owner compares: `version` while anything is parked, else 0."""
         return self.version if self._keys or self.sources or self.version > 1 else 0

@@ -135,7 +135,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/reading/test_broadcast.py": "broadcast",
     },
     "consumer/handling": {
-        "integration/consumers/test_taking_many.py": "taken",
         "unit/consumer/handling/test_arrow_stream.py": "arrow_batch",
     },
     "consumer/delivery": {

@@ -86,13 +86,13 @@ async def test_killed_consumer_with_a_filter_loses_no_wanted_message(
         stored = await wanted_of(shared_cluster, subject)
     handled = handed(path)
     assert {(partition, offset): number for partition, offset, number in handled} == stored
-    for found, got in at_kills:
-        lost = [at for at in stored if at[1] < found[at[0]] and at not in got]
+    for cursor_of, got in at_kills:
+        lost = [at for at in stored if at[1] < cursor_of[at[0]] and at not in got]
         assert not lost, "the cursor has passed messages that no handler got"
     assert any(
         cursor > sum(at[0] == partition for at in got)
-        for found, got in at_kills
-        for partition, cursor in found.items()
+        for cursor_of, got in at_kills
+        for partition, cursor in cursor_of.items()
     ), "cursors pass over what is not wanted"
     last: dict[int, list[int]] = defaultdict(list)
     for _, offset, number in handled:

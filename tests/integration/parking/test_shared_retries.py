@@ -136,3 +136,56 @@ def test_retry_is_stored_for_a_shared_group(order_strategy: str):
         await cluster.until(lambda: dead_letters(cluster))
 
     run(story)
+
+
+def test_dead_letters_are_handled_again_by_one_consumer_of_the_group():
+    """When it is killed meanwhile another one goes on."""
+
+    async def body(cluster: VirtualCluster) -> None:
+        tried: Tried = []
+        is_open = False
+        chosen = ConsumerSettings(consume_strategy="shared", on_failure="dead", tries_max=1)
+
+        def handler(name: str) -> Callable[[Message], Awaitable[None]]:
+            async def handle(message: Message) -> None:
+                tried.append((name, message.value, message.attempt, cluster.now_s))
+                if not is_open:
+                    raise ValueError("closed")
+                await asyncio.sleep(20)
+
+            return handle
+
+        names = ["a", "b", "c"]
+        programs = [
+            cluster.start(consume, cluster.address, chosen, handler(name)) for name in names
+        ]
+        values = [b"%d" % number for number in range(200)]
+        await send(cluster, *values)
+
+        async def parked() -> int:
+            return sum(view.messages for view in await cluster.parked("orders", "g"))
+
+        async def all_parked() -> bool:
+            return await parked() == len(values)
+
+        await cluster.until(all_parked)
+        tried.clear()
+        is_open = True
+        async with Admin(cluster.address) as admin:
+            await admin.redrive("orders", "g", all=True)
+        await cluster.until(lambda: tried)
+        await asyncio.sleep(10)
+        (first,) = {name for name, *_ in tried}
+        assert len({value for _, value, *_ in tried}) == len(tried)
+        programs[names.index(first)].kill()
+
+        async def none_parked() -> bool:
+            return await parked() == 0
+
+        await cluster.until(none_parked, within_s=900)
+        again = [value for name, value, *_ in tried if name != first]
+        assert len({name for name, *_ in tried}) == 2
+        assert len(set(again)) == len(again), "each once, but for what the killed one had"
+        assert {value for _, value, *_ in tried} == set(values)
+
+    story_of(body)

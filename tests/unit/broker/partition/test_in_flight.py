@@ -180,3 +180,18 @@ def test_silent_sessions_are_forgotten(monkeypatch):
         assert len(messages._heard) <= 11
     assert len(messages.handed_out) <= 6
     assert messages.empty(now_ms=1_000)
+
+
+def test_session_redrives_alone_until_it_leaves_or_is_silent():
+    messages = InFlight(1)
+    for session in (A, B):
+        messages.enter(session, ttl_ms=100, now_ms=0)
+    assert messages.redrives(A, 0)
+    assert not messages.redrives(B, 0)
+    messages.hear(B, ttl_ms=100, now_ms=90)
+    assert not messages.redrives(B, 99)
+    assert messages.redrives(B, 100), "the other was silent for its ttl"
+    assert not messages.redrives(A, 100)
+    messages.give_back(B)
+    messages.hear(A, ttl_ms=100, now_ms=110)
+    assert messages.redrives(A, 110)
