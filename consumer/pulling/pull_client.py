@@ -466,7 +466,9 @@ class PullClient(UserAcks, PullViews):
                 self._pass_over(*left_out.popleft())
             self._open_batch(payload, start, header)
             if header.length < len(payload) and not self.owner.keeps_batches:
-                await asyncio.sleep(0)  # cutting takes time; what is kept as it came is for one Arrow batch
+                await asyncio.sleep(
+                    0
+                )  # cutting takes time; what is kept as it came is for one Arrow batch
         for low, high in left_out:
             self._pass_over(low, high)
 
