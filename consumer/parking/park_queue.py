@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...protocol.offsets import IntervalSet
+from ...protocol.offsets import IntervalSet, Range
 from ...protocol.parked import (
     PARKED_ROWS_MAX,
     AskedChange,
@@ -98,16 +98,7 @@ class ParkQueue:
     ) -> None:
         """Add messages to park, sorted by offset."""
         self._messages += len(offsets)
-        if len(offsets) == 1:
-            self._parks.append(
-                Waiting(
-                    Park(key, ((offsets[0], offsets[0] + 1),), failure),
-                    confirmed or _nothing,
-                    next_try_ms,
-                )
-            )
-            return
-        ranges = tuple(IntervalSet((offset, offset + 1) for offset in offsets))
+        ranges = _ranges(offsets)
         for first in range(0, max(len(ranges), 1), PARKED_ROWS_MAX):
             part = ranges[first : first + PARKED_ROWS_MAX]
             change = Park(key, part, failure if first == 0 else None)
@@ -173,7 +164,8 @@ class ParkQueue:
             self._full = self._alone = False
         for waiting in under_way:
             if isinstance(waiting.change, Park):
-                self._messages -= sum(end - start for start, end in waiting.change.ranges)
+                for start, end in waiting.change.ranges:
+                    self._messages -= end - start
             waiting.confirmed()
 
     def refused(self) -> None:
@@ -191,6 +183,12 @@ class ParkQueue:
         else:
             self._alone = True
             self._parks.extendleft(reversed(parks))
+
+
+def _ranges(offsets: list[int]) -> tuple[Range, ...]:
+    if len(offsets) == 1:  # as of most messages behind a parked one
+        return ((offsets[0], offsets[0] + 1),)
+    return tuple(IntervalSet((offset, offset + 1) for offset in offsets))
 
 
 def _nothing() -> None:

@@ -81,3 +81,17 @@ def test_full_broker_gets_what_makes_room_and_one_key_at_a_time():
     queue.confirmed()
     assert not queue.full
     assert queue.take() == [Park(b"a", ((1, 2),), FAILURE), Park(b"a", ((3, 4),), None)]
+
+
+def test_queue_is_long_when_a_request_is_full():
+    """Then it is sent without a wait for others."""
+    queue = ParkQueue()
+    for offset in range(CHANGES_MAX):
+        assert not queue.is_long
+        queue.park(b"a", [2 * offset], None)
+    assert queue.is_long
+    queue.take()
+    assert not queue.is_long
+    assert queue.messages == CHANGES_MAX
+    queue.confirmed()
+    assert queue.messages == 0
