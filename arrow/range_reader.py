@@ -29,7 +29,8 @@ from ..protocol.errors import (
 from ..protocol.frames import Batches, Read
 from ..protocol.limits import PULL_BYTES_MAX
 from ..rpc.client import MetaClient
-from .json_values import json_values
+from .joining import joined
+from .json_values import JsonValues, json_values
 from .pace import Pace
 from .planner import PlannedRange
 from .process_loop import ProcessLoop
@@ -68,18 +69,32 @@ def read_ranges(options: ReadOptions, ranges: Sequence[PlannedRange]) -> Iterato
     values = json_values(options)
     stream = RangeStream(ProcessLoop.current(), options, left)
     try:
-        for planned in left:
-            builder = RowBuilder(
-                planned, columns=options.columns, batch_rows=options.batch_rows, values=values
-            )
-            while builder.next_offset < planned.end:
-                answered, answer, payload = stream.next()
-                assert answered is planned
-                yield from builder.take(payload)
-                _check_progress(builder, answer, planned)
-            yield from builder.rest()
+        yield from joined(_received(stream, options, left, values), options.batch_rows)
     finally:
         stream.close()
+
+
+def _received(
+    stream: RangeStream,
+    options: ReadOptions,
+    ranges: Sequence[PlannedRange],
+    values: JsonValues | None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of the ranges; a batch has rows of one of them."""
+    for planned in ranges:
+        builder = RowBuilder(
+            planned, columns=options.columns, batch_rows=options.batch_rows, values=values
+        )
+        while builder.next_offset < planned.end:
+            try:
+                answered, answer, payload = stream.next()
+            except KeylaneError:
+                yield from builder.rest()  # a broker may have these no longer
+                raise
+            assert answered is planned
+            yield from builder.take(payload)
+            _check_progress(builder, answer, planned)
+        yield from builder.rest()
 
 
 def _check_progress(builder: RowBuilder, answer: Batches, planned: PlannedRange) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -78,6 +79,29 @@ def write_with_speculation(spark: SparkSession, meta: str, folder: str) -> None:
     say(attempts=sorted(path.name for path in attempts.iterdir()))
 
 
+def read_with_archive(master: str, meta: str, folder: str) -> None:
+    """The Python of executors, and that of the processes that plan, lie in an archive; here it is unpacked already."""
+    os.chdir(folder)
+    os.environ["PYSPARK_PYTHON"] = "./env/bin/python"
+    spark = session(master, **{"spark.archives": f"{folder}/env.tar.gz#env"})
+    frame = spark.read.format("keylane").options(meta=meta, subject="flights").load()
+    say(rows=frame.mapInArrow(prefixes(), "prefix STRING, package STRING, rows LONG").collect())
+    frame.write.format("keylane").options(meta=meta, subject="copied").mode("append").save()
+    say(copied=True)
+    spark.stop()
+
+
+def prefixes():
+    def of_this(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import keylane
+
+        for batch in batches:
+            facts = {"prefix": [sys.prefix], "package": [keylane.__file__]}
+            yield pa.RecordBatch.from_pydict(facts | {"rows": [batch.num_rows]})
+
+    return of_this
+
+
 def session(master: str, **settings: str) -> SparkSession:
     spark = (
         SparkSession.builder.master(master)
@@ -108,6 +132,9 @@ def stream_slowly(spark: SparkSession, meta: str, folder: str) -> None:
 
 def main() -> None:
     master, meta, folder, stage = sys.argv[1:]
+    if stage == "archive":
+        read_with_archive(master, meta, folder)
+        return
     spark = session(master, **(SPECULATION if stage == "speculate" else {}))
     if stage == "speculate":
         write_with_speculation(spark, meta, folder)

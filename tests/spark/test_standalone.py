@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import tarfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,7 @@ from keylane import Producer
 from keylane.errors import SubjectUnknownError
 from support.cluster import Cluster, eventually
 from support.ports import free_port
+from support.spark.archive import pack_environment
 from support.spark.programs import kill_session, said, spark_class, spark_driver
 
 COUNT = 3_000
@@ -137,4 +139,27 @@ def test_standalone_cluster_stores_each_row_once_when_a_slow_task_is_run_beside_
     asyncio.run(fill(cluster))
     with driver(master, cluster, tmp_path, "speculate") as process:
         assert said(process, "attempts") == {"attempts": ["0", "1"]}
+    check_each_once_in_order(cluster, "copied")
+
+
+@pytest.mark.whole  # as above
+@pytest.mark.timeout(600)
+def test_standalone_cluster_reads_and_writes_with_the_python_of_an_archive(
+    standalone, cluster, tmp_path
+):
+    """`--archives`: executors unpack it beside their work, and keylane comes from there."""
+    master, _ = standalone
+    asyncio.run(fill(cluster))
+    pack_environment(tmp_path / "env.tar.gz")
+    with tarfile.open(tmp_path / "env.tar.gz") as archive:
+        archive.extractall(tmp_path / "env", filter="fully_trusted")
+    with driver(master, cluster, tmp_path, "archive") as process:
+        rows = said(process, "rows")["rows"]
+        assert isinstance(rows, list)
+        assert sum(count for _, _, count in rows) == COUNT
+        work = str(tmp_path / "work")
+        for prefix, package, _ in rows:
+            assert prefix.startswith(work), "the executor has another Python"
+            assert package.startswith(work), "the executor has another keylane"
+        said(process, "copied")
     check_each_once_in_order(cluster, "copied")

@@ -370,6 +370,26 @@ def test_rows_gone_during_a_read_are_left_out_from_there_on(shelves):
     assert len(offsets) < 180
 
 
+def test_rows_received_before_a_loss_are_given_though_their_batch_is_not_full(shelves):
+    """The broker has them no longer, so they cannot be read again."""
+    shelf = shelves.shelf(3)
+    for number in range(60):
+        shelf.put(*[Sent(b"k", bytes(100_000))] * 2, Sent(b"k", b"%d" % number))
+
+    def lose(request, answer, payload):
+        if request.offset:
+            shelf.first_offset = 150
+        return answer, payload
+
+    shelves.spoil = lose
+    source = reader(shelves, failOnDataLoss="false", columns="offset", batchRows="1000")
+    offsets = rows(source)["offset"].to_pylist()
+    before = [offset for offset in offsets if offset < 150]
+    assert before == list(range(len(before)))
+    assert len(before) > 3
+    assert offsets[len(before) :] == list(range(150, 180))
+
+
 def cut(_request, answer, payload):
     return answer, payload[:-1]
 
