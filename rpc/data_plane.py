@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from ..protocol.errors import (
+    AnswerNotTakenError,
     ClientTooOldError,
     FrameError,
     InternalError,
@@ -190,12 +191,14 @@ class DataPlane:
         async for message in connection.socket:
             if message.type is WSMsgType.ERROR:  # aiohttp has closed the socket, with a code
                 log.warning("a broken WebSocket message: %s", message.data)
+                self._note(connection, FrameError(f"a broken WebSocket message: {message.data}"))
                 return
             try:
                 if message.type is not WSMsgType.BINARY:
                     raise FrameError("a text frame on the data plane")
                 correlation_id, asked, payload = decode_request(message.data)
             except FrameError as error:
+                self._note(connection, error)
                 await connection.refuse(error, WSCloseCode.PROTOCOL_ERROR)
                 return
             if not connection.greeted or isinstance(asked, Hello):
@@ -396,7 +399,7 @@ class DataPlane:
             waiting_s = connection.waiting_s(loop.time())
             if waiting_s >= self._stuck_s or (self._room.short and waiting_s >= SHORT_S):
                 break
-        error = OverloadedError(f"this client has taken no answer for {waiting_s:.0f} s")
+        error = AnswerNotTakenError(f"this client has taken no answer for {waiting_s:.0f} s")
         log.warning("a client is disconnected: %s", error.message)
         await self._part(connection, reading, error, WSCloseCode.TRY_AGAIN_LATER)
 
@@ -408,12 +411,18 @@ class DataPlane:
         code: WSCloseCode,
     ) -> None:
         """Disconnect a client, which is told why if it still reads."""
-        self._on_refusal(error)
+        self._note(connection, error)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_S):
                 await connection.refuse(error, code)
         connection.transport.abort()
         reading.cancel()
+
+    def _note(self, connection: _Connection, error: KeylaneError) -> None:
+        """Count what ends a connection, and say so in the audit log."""
+        self._on_refusal(error)
+        if connection.access is not None:
+            connection.access.note_end(error)
 
     async def close(self, _app: web.Application) -> None:
         """Tell every client that the server stops."""
