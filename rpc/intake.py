@@ -215,7 +215,7 @@ class LimitedSite(web.BaseSite):
             keepalive_timeout=self._limits.head_s,  # aiohttp's time for the first head, and for the next
             lingering_time=LINGERING_S,
             auto_decompress=False,
-            access_log=None,  # type: ignore[arg-type]  # which aiohttp itself passes
+            access_log=None,
             logger=http_log,
         )
 
