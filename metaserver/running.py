@@ -37,12 +37,26 @@ class RunningMetaserver:
     """A metaserver that listens; made by `running_metaserver`."""
 
     def __init__(
-        self, server: Server, attending: asyncio.Task[None], served: ServedNetwork
+        self,
+        server: Server,
+        attending: asyncio.Task[None],
+        served: ServedNetwork,
+        access: AccessService | None = None,
     ) -> None:
         self._server = server
         self._attending = attending
-        self.adopt = served.adopt
-        """Takes over what may change in a running metaserver: `settings.RELOADED`."""
+        self._served = served
+        self._access = access
+
+    def adopt(self, settings: MetaserverSettings) -> None:
+        """Take over what may change in a running metaserver: `settings.RELOADED`."""
+        if self._access is not None:
+            audit = self._access.audit
+            audit.retention_ms, audit.rows_max = (
+                settings.audit_retention_ms,
+                settings.audit_rows_max,
+            )
+        self._served.adopt(settings)
 
     @property
     def address(self) -> str:
@@ -112,7 +126,7 @@ async def running_metaserver(
         if access is not None:
             watching += [asyncio.create_task(run()) for run in (access.run, access.audit.run)]
         try:
-            yield RunningMetaserver(server, attending, served)
+            yield RunningMetaserver(server, attending, served, access)
         finally:
             services.close()
             await server.stop()

@@ -243,7 +243,7 @@ def metaserver_settings(
 
 SOURCES = SettingSources("metaserver", MetaserverSettings, _problems)
 """Where the settings of a metaserver come from."""
-RELOADED = frozenset({"log_level"}) | RELOADED_TLS
+RELOADED = frozenset({"log_level", "audit_retention_ms", "audit_rows_max"}) | RELOADED_TLS
 """What a running metaserver takes over from its file at SIGHUP; the rest needs a restart."""
 
 

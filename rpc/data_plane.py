@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from ..protocol.errors import (
+    AnswerNotTakenError,
     ClientTooOldError,
     FrameError,
     InternalError,
@@ -192,6 +193,7 @@ class DataPlane:
                 correlation_id, asked, payload = decode_request(data)
                 del data
             except FrameError as error:
+                self._note(connection, error)
                 await connection.refuse(error, CloseCode.PROTOCOL_ERROR)
                 return
             if not connection.greeted or isinstance(asked, Hello):
@@ -220,6 +222,7 @@ class DataPlane:
             task.add_done_callback(connection.tasks.discard)
         if connection.socket.problem:
             log.warning("a broken WebSocket: %s", connection.socket.problem)
+            self._note(connection, FrameError(f"a broken WebSocket: {connection.socket.problem}"))
 
     async def _greet(self, connection: _Connection, correlation_id: int, asked: Request) -> bool:
         """Take the first frame; False if the client is refused, and its connection is closed."""
@@ -394,7 +397,7 @@ class DataPlane:
             waiting_s = connection.waiting_s(loop.time())
             if waiting_s >= self._stuck_s or (self._room.short and waiting_s >= SHORT_S):
                 break
-        error = OverloadedError(f"this client has taken no answer for {waiting_s:.0f} s")
+        error = AnswerNotTakenError(f"this client has taken no answer for {waiting_s:.0f} s")
         log.warning("a client is disconnected: %s", error.message)
         await self._part(connection, reading, error, CloseCode.TRY_AGAIN_LATER)
 
@@ -406,12 +409,18 @@ class DataPlane:
         code: CloseCode,
     ) -> None:
         """Disconnect a client, which is told why if it still reads."""
-        self._on_refusal(error)
+        self._note(connection, error)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_S):
                 await connection.refuse(error, code)
         connection.transport.abort()
         reading.cancel()
+
+    def _note(self, connection: _Connection, error: KeylaneError) -> None:
+        """Count what ends a connection, and say so in the audit log."""
+        self._on_refusal(error)
+        if connection.access is not None:
+            connection.access.note_end(error)
 
     async def close(self, _app: web.Application) -> None:
         """Tell every client that the server stops."""

@@ -18,13 +18,19 @@ import resource
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError, RawRequestMessage
 
 from ..protocol.control import ErrorBody, encode_json
-from ..protocol.errors import InvalidRequestError, MessageTooLargeError, OverloadedError
+from ..protocol.errors import (
+    InvalidRequestError,
+    KeylaneError,
+    MessageTooLargeError,
+    OverloadedError,
+    RequestTooSlowError,
+)
 from ..protocol.limits import CONTROL_BYTES_MAX, HTTP_CONNECTIONS_MAX
 from .tls.contexts import ServerTls
 from .tls.listeners import listen
@@ -71,11 +77,42 @@ class HttpLimits:
 class _Handler(web.RequestHandler):
     """aiohttp's end of a connection; bytes that are no HTTP are answered with a typed error."""
 
-    __slots__ = ()
+    __slots__ = ("_begun", "_head_s", "_on_refused")
+
+    def __init__(
+        self, *args: Any, on_refused: Callable[[KeylaneError, str, str], None], **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._on_refused = on_refused
+        self._head_s: float = kwargs["keepalive_timeout"]
+        self._begun = False
+        """True while a part of a request's head is here."""
+
+    def force_close(self) -> None:
+        """See aiohttp, which calls it when the time for a head is over."""
+        if self._begun and self.transport is not None and not self.transport.is_closing():
+            self._begun = False
+            error = RequestTooSlowError(
+                f"no whole head of a request in {self._head_s:g} s",
+                limit_ms=int(self._head_s * 1000),
+            )
+            self._on_refused(error, "head of a request", self._remote())
+        super().force_close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The client has left."""
+        self._begun = False
+        super().connection_lost(exc)
+
+    def _remote(self) -> str:
+        peer = None if self.transport is None else self.transport.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) else ""
 
     def data_received(self, data: bytes) -> None:
         """Raise in the reader of a body that breaks off: aiohttp's parser raises only in the next request."""
+        idle = self._current_request is None and not self._messages
         super().data_received(data)
+        self._begun = idle and not self._messages and self._current_request is None
         if self._messages and not isinstance(self._messages[-1][0], RawRequestMessage):
             request = self._current_request
             if request is not None:
@@ -93,6 +130,7 @@ class _Handler(web.RequestHandler):
         if status == 500 or not isinstance(response, web.Response):
             return response
         error = InvalidRequestError(f"the request is no HTTP: {message}")
+        self._on_refused(error, "no HTTP", request.remote or "")
         response = web.Response(
             body=encode_json(ErrorBody.of(error)), status=status, content_type="application/json"
         )
@@ -108,7 +146,7 @@ class LimitedSite(web.BaseSite):
         limits: of each connection, and of their number.
         exempt: how many open connections do not count.
         tls: None: plain HTTP.
-        on_refused: called when a connection is closed because too many others are in their handshake.
+        on_refused: called with the error, what was asked for and the host of a caller that no request is known of.
     """
 
     def __init__(
@@ -121,13 +159,14 @@ class LimitedSite(web.BaseSite):
         limits: HttpLimits,
         exempt: Callable[[], int],
         tls: ServerTls | None = None,
-        on_refused: Callable[[], None] = lambda: None,
+        on_refused: Callable[[KeylaneError, str, str], None] = lambda *_told: None,
     ) -> None:
         super().__init__(runner, ssl_context=None if tls is None else tls.context, backlog=backlog)
         self._host = host
         self._port = port
         self._limits = limits
         self._exempt = exempt
+        self._on_refused = on_refused
         self._openings: TlsOpenings | None = None
         if tls is not None:
             self._openings = TlsOpenings(
@@ -135,7 +174,7 @@ class LimitedSite(web.BaseSite):
                 self._accept,
                 most=limits.connections_max,
                 handshake_s=limits.head_s,
-                on_refused=on_refused,
+                on_refused=lambda error, remote: on_refused(error, "TLS handshake", remote),
             )
 
     @property
@@ -168,14 +207,15 @@ class LimitedSite(web.BaseSite):
         assert server is not None
         most = self._limits.connections_max
         if len(server.connections) - self._exempt() >= most:
-            return _Refusal(most)
+            return _Refusal(most, self._on_refused)
         return _Handler(
             server,
+            on_refused=self._on_refused,
             loop=asyncio.get_running_loop(),
             keepalive_timeout=self._limits.head_s,  # aiohttp's time for the first head, and for the next
             lingering_time=LINGERING_S,
             auto_decompress=False,
-            access_log=None,  # type: ignore[arg-type]  # which aiohttp itself passes
+            access_log=None,
             logger=http_log,
         )
 
@@ -211,8 +251,9 @@ def decoded_body(data: bytes, encoding: str) -> bytes:
 class _Refusal(asyncio.Protocol):
     """Answers every connection with one error, and closes it."""
 
-    def __init__(self, limit: int) -> None:
-        error = OverloadedError("too many HTTP connections", limit=limit)
+    def __init__(self, limit: int, on_refused: Callable[[KeylaneError, str, str], None]) -> None:
+        self._error = error = OverloadedError("too many HTTP connections", limit=limit)
+        self._on_refused = on_refused
         body = encode_json(ErrorBody.of(error))
         self._answer = (
             f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
@@ -222,6 +263,9 @@ class _Refusal(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the answer at once, so that a caller that sends nothing gets it too."""
         peer = cast(asyncio.Transport, transport)
+        name = peer.get_extra_info("peername")
+        remote = str(name[0]) if isinstance(name, tuple) else ""
+        self._on_refused(self._error, "connection", remote)
         peer.write(self._answer)
         if peer.can_write_eof():
             peer.write_eof()

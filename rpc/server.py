@@ -25,6 +25,7 @@ from ..protocol.control import ErrorBody, encode_json
 from ..protocol.endpoints import DATA_PATH, METRICS, OPENAPI
 from ..protocol.errors import (
     AccessDeniedError,
+    AnswerNotTakenError,
     BrokerGroupTakenError,
     BrokerGroupUnknownError,
     CapabilityEndedError,
@@ -44,7 +45,6 @@ from ..protocol.errors import (
     OperationRunningError,
     OriginError,
     OutcomeUnknownError,
-    OverloadedError,
     PartitionUnknownError,
     QueueUnknownError,
     QuotaExceededError,
@@ -390,7 +390,11 @@ class Server:
                 except ConnectionResetError:
                     pass  # the client has left, as when it ends a long poll
                 except TimeoutError:
-                    log.warning("a client is disconnected: it does not take its answer")
+                    error = AnswerNotTakenError(
+                        f"a client has not taken its answer in {self._limits.answer_s:g} s"
+                    )
+                    log.warning("a client is disconnected: %s", error.message)
+                    self._no_request(error, _did(request), request.remote or "")
                     if request.transport is not None:
                         request.transport.abort()
             return response
@@ -460,7 +464,7 @@ class Server:
             limits=self._limits,
             exempt=lambda: self.connections,
             tls=self._tls,
-            on_refused=self._too_many_handshakes,
+            on_refused=self._no_request,
         )
         try:
             await site.start()
@@ -470,11 +474,11 @@ class Server:
         self.host = host
         self.port = self._runner.addresses[0][1]
 
-    def _too_many_handshakes(self) -> None:
-        error = OverloadedError("too many connections in their TLS handshake")
+    def _no_request(self, error: KeylaneError, did: str, remote: str) -> None:
+        """Count a caller that is refused before a request of it is known, and say so in the audit log."""
         self._on_refusal(error)
         if self._guard is not None:
-            self._guard.note_refused("", "TLS handshake", error)
+            self._guard.note_refused(remote, did, error)
 
     async def stop(self) -> None:
         """Close connections and stop serving."""

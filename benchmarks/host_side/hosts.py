@@ -43,6 +43,7 @@ HOST = "127.0.0.1"
 CONNECTS = 50
 SCRAPE_EVERY_S = 1.0
 CHECKS = 20_000
+SCRAPES = 100
 SEND_EVERY_S = 0.02
 WARM = 20_000
 """Messages of the first, unmeasured run at each cluster: it loads what is loaded at the first use."""
@@ -235,6 +236,15 @@ class Side:
         return figures
 
 
+def scrape_ms(address: str, pid: int) -> float:
+    """Processor time of a server for one read of its figures."""
+    before_s = used_s([pid])
+    for _ in range(SCRAPES):
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            answer.read()
+    return (used_s([pid]) - before_s) / SCRAPES * 1_000
+
+
 def warm(side: Side) -> None:
     """An unmeasured run."""
     side.cluster.create("warm")
@@ -283,6 +293,10 @@ def round_of(plain: Side, secured: Side, number: int, count: int) -> dict[str, f
         "tls_handled_cpu_ratio": ratio(handled, "tls", "used_s"),
         "metrics_cost_ratio": ratio(sent, "scraped", "seconds"),
         "metrics_cost_cpu_ratio": ratio(sent, "scraped", "used_s"),
+        "scrape_broker_ms": scrape_ms(
+            plain.cluster.broker_address, plain.cluster.broker_process.pid
+        ),
+        "scrape_metaserver_ms": scrape_ms(plain.cluster.meta, plain.cluster.meta_process.pid),
         "connect_p50_ms": statistics.median(asyncio.run(connect_ms(secured.cluster))),
         "revoked_within_s": asyncio.run(revoked_s(secured.cluster)),
         **asyncio.run(capability_us()),

@@ -41,8 +41,8 @@ class AuditLog:
     ) -> None:
         self._database = database
         self._clock = clock
-        self._retention_ms = retention_ms
-        self._rows_max = rows_max
+        self.retention_ms = retention_ms
+        self.rows_max = rows_max
         self.buffer = AuditBuffer("metaserver")
 
     async def run(self) -> None:
@@ -69,10 +69,10 @@ class AuditLog:
                 return
 
     async def _remove(self) -> None:
-        oldest_ms = self._clock.wall_ms() - self._retention_ms
+        oldest_ms = self._clock.wall_ms() - self.retention_ms
         try:
             await self._database.write(
-                remove_events, older_than_ms=oldest_ms, rows_max=self._rows_max
+                remove_events, older_than_ms=oldest_ms, rows_max=self.rows_max
             )
         except StorageError as error:
             log.warning("old events of the audit log are not removed: %s", error.message)

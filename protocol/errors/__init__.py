@@ -18,6 +18,7 @@
     │   ├── OtherClusterError                              a database or metaserver of another cluster
     │   ├── UpgradeSkippedError, MemberTooOldError    a server that the cluster's version does not allow
     │   ├── RequestTooSlowError                            the whole request did not arrive in time
+    │   ├── HandshakeError                                 no TLS connection was made
     │   ├── BrokerAddressError                             a broker names an address that is not loopback
     │   ├── SubjectUnknownError, SubjectExistsError, GroupUnknownError, PartitionUnknownError
     │   ├── SubjectDeletedError, GroupDeletedError         a namesake is another subject or group
@@ -38,6 +39,7 @@
     │   ├── OffsetOutOfRangeError, CorruptBatchError, FrameError
     │   │   └── DataLossError          retention has removed rows of a range that is read
     │   ├── BrokerReadOnlyError, OverloadedError           try later
+    │   │   └── AnswerNotTakenError        a client takes no answer; its fate is UNKNOWN
     │   ├── FolderBehindError, FolderGivenUpError          this data folder must not be used any more
     │   ├── DatabaseEmptyError, CreationFailedError, PartitionInUseError    the database lacks what brokers have
     │   ├── AcceptedAsLostError                            raised by the client; its fate is UNKNOWN

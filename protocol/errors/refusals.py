@@ -114,6 +114,14 @@ class RequestTooSlowError(RefusedError):
     limit_ms = Detail(int)
 
 
+class HandshakeError(RefusedError):
+    """What came to a TLS port began no TLS connection: other bytes, another version, or a certificate that is refused."""
+
+    code = 1392
+    summary = "no TLS connection was made"
+    hint = "Connect with TLS 1.3; where tls_client_ca is set, with a certificate of it."
+
+
 class BrokerAddressError(RefusedError):
     """A broker reports an address that means no machine, or that is not loopback where the metaserver serves no TLS."""
 
@@ -434,6 +442,15 @@ class OverloadedError(RefusedError):
     cursor = Detail(int)
     """The cursor of a group that has too many ranges acked above it."""
     subjects = Detail(int)
+
+
+class AnswerNotTakenError(OverloadedError):
+    """A client has taken no part of its answer in time, and is disconnected; what it asked for may be done."""
+
+    code = 1391
+    fate = Fate.UNKNOWN
+    summary = "the client does not take its answer"
+    hint = "Read answers as they come, or ask for less at once."
 
 
 class LeaseLostError(RefusedError):

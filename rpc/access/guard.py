@@ -21,6 +21,7 @@ from ...protocol.access.tokens import check_no_token
 from ...protocol.clock import Clock
 from ...protocol.errors import (
     KeylaneError,
+    MessageTooLargeError,
     PartitionUnknownError,
     RequestTooSlowError,
     UnauthenticatedError,
@@ -280,7 +281,9 @@ class Guard:
 
 
 def _is_refusal(error: KeylaneError) -> bool:
-    return 1350 <= error.code < 1370 or isinstance(error, RequestTooSlowError)
+    return 1350 <= error.code < 1370 or isinstance(
+        error, RequestTooSlowError | MessageTooLargeError
+    )
 
 
 class ConnectionAccess:
@@ -333,11 +336,13 @@ class ConnectionAccess:
         if self._held is not None:
             self._held.check()
         elif self._boot_ms() - self._began_ms > AUTHENTICATE_S * 1000:
-            error = UnauthenticatedError(
+            raise UnauthenticatedError(
                 "the connection has not said who calls", reason="not authenticated"
             )
-            self._guard.note_refused(self._remote, "connection", error)
-            raise error
+
+    def note_end(self, error: KeylaneError) -> None:
+        """Write a line about the end of the connection that the server makes."""
+        self._guard.note(self._caller, self._remote, "connection", AccessTarget(), error)
 
     def check(self, request: Request) -> None:
         """

@@ -118,21 +118,30 @@ class ClientContexts:
 
     def renew(self, tls: TlsSettings) -> None:
         """Read the files again, for connections from now on.  Raises as the class; the old ones stay in use then."""
-        client_context(tls)  # what cannot be used is told here
-        self._tls = tls
-        self._content = _content_of(tls)
+        content, first = _content_of(tls), client_context(tls)
+        self._tls, self._content, self._first = tls, content, first
         self._of: dict[str, ResumingContext] = {}
 
     def of(self, address: str) -> ssl.SSLContext:
-        """The context of connections to an address.  Raises as the class, if the files have become unusable."""
+        """The context of connections to an address."""
         context = self._of.get(address)
         if context is None:
             known = (self._content, address)
-            context = _shared.pop(known, None) or client_context(self._tls)
-            self._of[address] = _shared[known] = context
+            context = _shared.pop(known, None) or self._another()
+            self._of[address] = context
+            if context is not self._first:
+                _shared[known] = context
             while len(_shared) > SHARED_MAX:
                 _shared.popitem(last=False)
         return context
+
+    def _another(self) -> ResumingContext:
+        """One more context of the same files; the first one if they have changed or are gone meanwhile."""
+        try:
+            another = client_context(self._tls)
+            return another if _content_of(self._tls) == self._content else self._first
+        except ConfigError:
+            return self._first
 
 
 def _content_of(tls: TlsSettings) -> bytes:

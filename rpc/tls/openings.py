@@ -18,6 +18,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
+from ...protocol.errors import (
+    HandshakeError,
+    KeylaneError,
+    OverloadedError,
+    RequestTooSlowError,
+)
+
 log = logging.getLogger("keylane.rpc")
 
 
@@ -29,7 +36,7 @@ class TlsOpenings:
         context: the TLS of a new connection.
         make: makes the protocol that takes a connection over.
         most: above it the oldest is closed.
-        on_refused: called for each that is closed so.
+        on_refused: called for each that is closed without a handshake, with the address of its host.
     """
 
     def __init__(
@@ -39,7 +46,7 @@ class TlsOpenings:
         *,
         most: int,
         handshake_s: float,
-        on_refused: Callable[[], None],
+        on_refused: Callable[[KeylaneError, str], None],
     ) -> None:
         self._context = context
         self._make = make
@@ -55,8 +62,10 @@ class TlsOpenings:
     def enter(self, accepted: socket.socket) -> None:
         """Make room, and begin the handshake of a connection."""
         while len(self._under_way) >= self._most:
-            self._on_refused()
-            self._end(next(iter(self._under_way)))
+            oldest = next(iter(self._under_way))
+            error = OverloadedError("too many connections in their TLS handshake", limit=self._most)
+            self._on_refused(error, _host_of(oldest))
+            self._end(oldest)
         task = asyncio.create_task(self._shake(accepted))
         self._under_way[accepted] = task
         task.add_done_callback(partial(self._done, accepted))
@@ -90,7 +99,30 @@ class TlsOpenings:
             accepted.close()
         elif (error := task.exception()) is not None:  # of TLS; the client gets its alert
             log.debug("no TLS connection: %s", error)
+            if (refusal := self._refusal(error)) is not None:
+                self._on_refused(refusal, _host_of(accepted))
             accepted.close()
+
+    def _refusal(self, error: BaseException) -> KeylaneError | None:
+        """What a failed handshake counts as; None: the client has left, as one that only looks whether the port is open."""
+        if isinstance(error, ssl.SSLEOFError):
+            return None
+        if isinstance(error, ssl.SSLError):
+            return HandshakeError(f"no TLS connection: {error.reason or error}")
+        if isinstance(error, ConnectionAbortedError):  # so event loops tell that the time is over
+            return RequestTooSlowError(
+                f"no TLS handshake in {self._handshake_s:g} s",
+                limit_ms=int(self._handshake_s * 1000),
+            )
+        return None
+
+
+def _host_of(accepted: socket.socket) -> str:
+    """The address of a connection's other end, without the port; "" if it has left."""
+    try:
+        return str(accepted.getpeername()[0])
+    except (OSError, IndexError):
+        return ""
 
 
 class _Handover(asyncio.Protocol):

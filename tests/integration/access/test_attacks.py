@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gzip
 import re
+import ssl
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -17,7 +20,11 @@ from yarl import URL
 
 from keylane import Producer, Reader
 from keylane.cli.connection import available_brokers
+from keylane.protocol.endpoints import DATA_PATH
 from keylane.protocol.errors import (
+    AnswerNotTakenError,
+    FrameError,
+    HandshakeError,
     InvalidNameError,
     InvalidRequestError,
     KeylaneError,
@@ -27,7 +34,8 @@ from keylane.protocol.errors import (
     UnauthenticatedError,
 )
 from keylane.protocol.frames import Authenticate, Challenge
-from keylane.protocol.limits import CONTROL_BYTES_MAX
+from keylane.protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
+from keylane.rpc.access.guard import AUTHENTICATE_S
 from keylane.rpc.access.wallet import Wallet
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.intake import HttpLimits
@@ -261,8 +269,10 @@ async def test_deep_and_large_bodies_are_refused_and_counted(secured: SecuredClu
         (b'{"subject":' * (LEVELS // 10), InvalidRequestError),
         (b'{"subject":"x","more":' + b"[" * LEVELS + b"]" * LEVELS + b"}", InvalidRequestError),
         (b" " * (CONTROL_BYTES_MAX + 1), MessageTooLargeError),
+        (gzip.compress(b" " * (CONTROL_BYTES_MAX + 1)), MessageTooLargeError),
     ]
     for data, error in bodies:
+        ask["headers"] = {"Content-Encoding": "gzip"} if data[:2] == b"\x1f\x8b" else {}
         before = await refusals(secured, secured.meta, error)
         assert (
             await code_of(secured, secured.meta, "/v1/subjects", token, data=BytesIO(data), **ask)
@@ -271,6 +281,60 @@ async def test_deep_and_large_bodies_are_refused_and_counted(secured: SecuredClu
         assert await refusals(secured, secured.meta, error) == before + 1
     await until_noted(secured, MessageTooLargeError.code, "POST /v1/subjects")
     await check_served(secured)
+
+
+async def test_bytes_that_are_no_tls_and_no_http_are_refused_and_counted(secured: SecuredCluster):
+    host, _, port = secured.broker.rpartition(":")
+    for tls, error, did in (
+        (None, HandshakeError, "TLS handshake"),
+        (client_context(secured.tls), InvalidRequestError, "no HTTP"),
+    ):
+        before = await refusals(secured, secured.broker, error)
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=tls)
+        writer.write(b"GARBAGE\r\n\r\n" * 9)
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            async with asyncio.timeout(10):
+                await reader.read()
+        writer.transport.abort()
+        assert await refusals(secured, secured.broker, error) == before + 1
+        await until_noted(secured, error.code, did)
+    await check_served(secured)
+
+
+@pytest.mark.parametrize("frame", ["text", b"", b"\xff" * 9, bytes(FRAME_BYTES_MAX + 1)])
+async def test_bad_frames_end_their_connection_and_are_counted(
+    secured: SecuredCluster, frame: str | bytes
+):
+    before = await refusals(secured, secured.broker, FrameError)
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(
+            f"https://{secured.broker}{DATA_PATH}", ssl=client_context(secured.tls)
+        ) as socket,
+    ):
+        with contextlib.suppress(ConnectionError):
+            await (socket.send_str(frame) if isinstance(frame, str) else socket.send_bytes(frame))
+        async with asyncio.timeout(10):
+            while (await socket.receive()).type is aiohttp.WSMsgType.BINARY:
+                pass
+    assert await refusals(secured, secured.broker, FrameError) == before + 1
+    await until_noted(secured, FrameError.code, "connection")
+    await check_served(secured)
+
+
+async def test_connection_that_says_not_who_calls_is_ended_and_counted(secured: SecuredCluster):
+    before = await refusals(secured, secured.broker, UnauthenticatedError)
+    network = HttpNetwork(secured.tls)
+    channel = await network._connect(secured.broker, 5_000)
+    try:
+        async with asyncio.timeout(AUTHENTICATE_S + 5):
+            while not channel.closed:
+                await asyncio.sleep(0.1)
+    finally:
+        await channel.close()
+        await network.close()
+    assert await refusals(secured, secured.broker, UnauthenticatedError) == before + 1
+    await until_noted(secured, UnauthenticatedError.code, "connection")
 
 
 def resident_bytes(pid: int) -> int:
@@ -311,10 +375,17 @@ async def test_slow_callers_are_ended_and_others_are_served_meanwhile(
     while not all(caller.done() for caller in ordinary):
         await check_served(secured)
         await asyncio.sleep(0.5)
-    (head_s, _), (body_s, answer), (reader_s, _) = [caller.result() for caller in ordinary]
+    (head_s, _), (body_s, answer), (reader_s, _), (handshake_s, _) = [
+        caller.result() for caller in ordinary
+    ]
     assert limits.head_s - 1 < head_s < limits.head_s + 5
     assert limits.body_s - 1 < body_s < limits.body_s + 5
     assert limits.answer_s - 1 < reader_s < limits.answer_s + 5
     assert answer.startswith(b"HTTP/1.1 408 ")
-    assert await refusals(secured, secured.meta, RequestTooSlowError) == 1
-    await until_noted(secured, RequestTooSlowError.code, "POST /v1/subjects")
+    assert limits.head_s - 1 < handshake_s < limits.head_s + 5
+    assert await refusals(secured, secured.meta, RequestTooSlowError) == 2
+    assert await refusals(secured, secured.broker, RequestTooSlowError) == 1
+    assert await refusals(secured, secured.meta, AnswerNotTakenError) == 1
+    for did in ("POST /v1/subjects", "head of a request", "TLS handshake"):
+        await until_noted(secured, RequestTooSlowError.code, did)
+    await until_noted(secured, AnswerNotTakenError.code, "GET /v1/openapi.json")

@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from keylane import Producer, Reader
+from keylane.metaserver.running import running_metaserver
+from keylane.metaserver.settings import RELOADED, MetaserverSettings
+from keylane.protocol.access.tokens import make_token, token_hash
 from keylane.protocol.errors import AccessDeniedError
 from keylane.protocol.http.audit import AuditRow
+from keylane.rpc.operating.reloading import Reloading
 from support.access.guarded import GuardedCluster, figures_of, refusal_of
 from support.server_process import run_keylane
 
@@ -121,3 +127,19 @@ def test_commands_show_the_audit_log_and_set_quotas(guarded: GuardedCluster, tmp
     details = [row["event"]["detail"] for row in shown["rows"]]
     assert "principal shop" in " ".join(details)
     assert "audit log" in keylane("audit", "-n", "2")
+
+
+async def test_bounds_of_the_log_change_while_the_metaserver_runs(tmp_path: Path):
+    hashed = token_hash(make_token(secrets.randbits))
+    settings = MetaserverSettings(
+        data=tmp_path,
+        port=0,
+        access="on",
+        admin_token_hash=hashed,
+        broker_token_hashes=(f"b1:{hashed}",),
+    )
+    async with running_metaserver(settings) as metaserver:
+        audit = metaserver._access.audit  # type: ignore[union-attr]
+        read = [replace(settings, audit_retention_ms=60_000, audit_rows_max=1_000)]
+        Reloading(settings, read.pop, RELOADED, metaserver.adopt).reload()
+        assert (audit.retention_ms, audit.rows_max) == (60_000, 1_000)

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -91,6 +92,74 @@ def test_health_is_ready_when_a_broker_is_registered(file_cluster: Cluster) -> N
     """So are metaservers whose database can be written."""
     for address in (file_cluster.meta, file_cluster.brokers[0].address):
         assert get(address, "/health/live")[0] == 200
+        status, body = get(address, "/health/ready")
+        assert status == 200, body
+
+
+BROKER_SERIES = {
+    "keylane_broker_stored_messages_total", "keylane_broker_stored_bytes_total",
+    "keylane_broker_handed_messages_total", "keylane_broker_handed_bytes_total",
+    "keylane_broker_append_seconds_bucket", "keylane_broker_commit_seconds_bucket",
+    "keylane_group_lag_messages", "keylane_group_lag_seconds",
+    "keylane_broker_waiting_pulls", "keylane_broker_queued_bytes", "keylane_broker_pull_locks",
+    "keylane_broker_fences_total", "keylane_broker_disk_free_bytes", "keylane_broker_disk_bytes",
+}  # fmt: skip
+METASERVER_SERIES = {
+    "keylane_metaserver_leases", "keylane_metaserver_broker_available", "keylane_group_sessions",
+    "keylane_metaserver_subjects", "keylane_metaserver_groups", "keylane_metaserver_operations",
+}  # fmt: skip
+SERIES = {
+    "keylane_refusals_total", "keylane_event_loop_delay_seconds_bucket", "keylane_connections",
+    "keylane_build_info", "keylane_access_off", "keylane_insecure_network",
+    "process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds",
+}  # fmt: skip
+
+
+async def test_metrics_have_every_series_that_operators_need(file_cluster: Cluster) -> None:
+    """Of traffic, disk, groups, leases, refusals and the process, once there is something to tell."""
+    await file_cluster.create("series", partitions=4)
+    async with Producer(file_cluster.meta) as producer:
+        for number in range(200):
+            producer.send("series", b"value", key=b"%d" % number)
+        await producer.flush()
+    async with Consumer(file_cluster.meta, subject="series", group="g") as consumer:
+        await (await anext(aiter(consumer))).ack()
+        addresses = [file_cluster.meta, *(broker.address for broker in file_cluster.brokers)]
+        for address in addresses:
+            assert get(address, "/v1/none")[0] == 404
+        meta, *brokers = [{name for name, _ in samples_of(address)} for address in addresses]
+    assert not (SERIES | METASERVER_SERIES) - meta
+    assert not (SERIES | BROKER_SERIES) - set().union(*brokers)
+
+
+def test_metaserver_reloads_its_file_at_sighup(tmp_path: Path) -> None:
+    """The log level is taken over; what needs a restart is named; the log is JSON lines."""
+    config, log = tmp_path / "host.toml", tmp_path / "log"
+    table = f'[metaserver]\ndata = "{tmp_path / "m"}"\nport = 0\n'
+    config.write_text(table + 'log_level = "ERROR"\n')
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "keylane.cli", "metaserver", "run", "--config", str(config)],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+        )
+        try:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())["ready"]
+            config.write_text(table + 'log_level = "INFO"\ncluster = "north"\n')
+            process.send_signal(signal.SIGHUP)
+            for _ in range(600):
+                if "a restart is needed" in log.read_text():
+                    break
+                time.sleep(0.05)
+            told = [json.loads(line) for line in log.read_text().splitlines()]
+        finally:
+            process.terminate()
+            process.communicate()
+    messages = [line["message"] for line in told]
+    assert "settings reloaded: log_level" in messages
+    assert "not reloaded, a restart is needed: cluster" in messages
+    assert {line["program"] for line in told} == {"metaserver"}
 
 
 async def test_broker_reloads_its_file_at_sighup(tmp_path: Path) -> None:

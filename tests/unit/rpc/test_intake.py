@@ -14,6 +14,7 @@ import pytest
 
 from keylane.protocol.control import Done, ErrorBody, Leave
 from keylane.protocol.errors import (
+    AnswerNotTakenError,
     InvalidRequestError,
     KeylaneError,
     MessageTooLargeError,
@@ -31,6 +32,10 @@ BODY = msgspec.json.encode({"subject": "s", "group": "g", "session": "x"})
 LONG_ANSWER_BYTES = 16 << 20
 opened: list[asyncio.StreamWriter] = []
 """Of the running test; closed with its server."""
+
+
+refused: list[KeylaneError] = []
+"""What the server has counted."""
 
 
 @asynccontextmanager
@@ -54,7 +59,10 @@ async def serving(desk, **limits: float) -> AsyncIterator[tuple[Server, list[obj
         ControlRoute(Endpoint("GET", "/v1/long", None, list, Rights.READ, ""), long),
         ControlRoute(Endpoint("GET", "/v1/wait", None, Done, Rights.READ, ""), wait),
     ]
-    server = Server(routes, data_handler=desk, limits=HttpLimits(**limits))
+    refused.clear()
+    server = Server(
+        routes, data_handler=desk, limits=HttpLimits(**limits), on_refusal=refused.append
+    )
     await server.start("127.0.0.1", 0)
     try:
         yield server, asked
@@ -205,6 +213,7 @@ async def test_bytes_that_are_no_http_are_refused_with_400(desk, caplog):
     async with serving(desk) as (server, _):
         status, error = await answer(await send(server, b"\0" * 100 + b"\r\n\r\n"))
         assert (status, type(error)) == (400, InvalidRequestError)
+        assert [type(error) for error in refused] == [InvalidRequestError]
         assert not caplog.records
 
 
@@ -225,6 +234,8 @@ async def test_connection_without_a_whole_head_is_closed_in_time(desk):
         took = await asyncio.gather(*map(closed_after, (silent, partial, dripping)))
         task.cancel()
         assert max(took) < 3
+        # The silent one is an idle connection, and was refused nothing.
+        assert [type(error) for error in refused] == [RequestTooSlowError] * 2
 
 
 async def test_idle_connection_takes_another_request_within_its_time(desk):
@@ -237,6 +248,7 @@ async def test_idle_connection_takes_another_request_within_its_time(desk):
             await asyncio.sleep(0.5)
         assert len(asked) == 3
         assert await closed_after(reader) < 4
+        assert not refused
 
 
 async def test_body_that_comes_too_slowly_is_refused_with_408(desk):
@@ -256,6 +268,7 @@ async def test_answer_that_the_client_does_not_read_is_given_up_in_time(desk):
         await asyncio.sleep(1.5)
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await reader.readexactly(LONG_ANSWER_BYTES)
+        assert [type(error) for error in refused] == [AnswerNotTakenError]
 
 
 async def test_caller_that_leaves_before_its_answer_is_no_error(desk, caplog):
@@ -282,6 +295,7 @@ async def test_connection_beyond_the_limit_is_refused_with_503(desk):
         with pytest.raises(OverloadedError):
             await network.control("POST", server.address, "/v1/leave", Done, timeout_ms=2_000)
         assert loop.time() - began < 2
+        assert [type(error) for error in refused] == [OverloadedError] * 6
         await channel.call(Append(1), timeout_ms=2_000)
         for _, writer in held:
             writer.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from keylane.protocol.errors import CertificateFileError
 from keylane.protocol.http.tls_settings import TlsSettings
 from keylane.rpc.tls import resuming
 from keylane.rpc.tls.contexts import ClientContexts, ServerTls, client_context
@@ -203,3 +204,30 @@ def test_clients_with_the_same_files_share_sessions_and_others_do_not(
     assert first.of("a.example:1") is context
     first.renew(shelf.client)
     assert first.of("a.example:1") is not context
+
+
+@pytest.mark.parametrize("change", ["other", "empty", "gone"])
+async def test_client_goes_on_with_its_files_when_they_change_before_it_is_told(
+    shelf: CertificateShelf, tmp_path: Path, change: str
+) -> None:
+    """To servers that it has not called yet, too; clients after it use the new files."""
+    contexts = ClientContexts(shelf.client)
+    authority = shelf.ca.read_bytes()
+    folder = tmp_path / "other"
+    folder.mkdir()
+    if change == "gone":
+        shelf.ca.unlink()
+    else:
+        other = CertificateShelf(folder, "another").ca.read_bytes()
+        shelf.ca.write_bytes(other if change == "other" else b"")
+    async with serving(ServerTls(shelf.serving()).context) as port:
+        context = contexts.of(f"{HOST}:{port}")
+        assert not await is_resumed(context, port)
+        if change == "other":
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await is_resumed(ClientContexts(shelf.client).of(f"{HOST}:{port}"), port)
+        else:
+            with pytest.raises(CertificateFileError):
+                ClientContexts(shelf.client)
+        shelf.ca.write_bytes(authority)
+        assert await is_resumed(contexts.of(f"{HOST}:{port}"), port)
