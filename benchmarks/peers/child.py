@@ -24,18 +24,16 @@ class Child:
 
     def __init__(self, system: System, role: str, **job: Any) -> None:
         job = {
-            "client": system.client, "where": system.where, "loop": system.loop, "role": role,
-            "handler": "each", "size": 100, **job,
+            "client": system.client, "clients": str(system.home / "clients"),
+            "where": system.where, "loop": system.loop, "role": role, "handler": "each", "size": 100, **job,
         }  # fmt: skip
         self._ends_at = time.monotonic() + TAKE_S
         self._rest = b""
-        # keylane is installed where this runs; libraries of peers come after it, from their own folder.
-        path = os.pathsep.join([str(BENCHMARKS), str(system.home / "clients")])
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "peers.client", json.dumps(job)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": path},
+            env=os.environ | {"PYTHONPATH": str(BENCHMARKS)},
         )
 
     def line(self) -> dict[str, Any]:

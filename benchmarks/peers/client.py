@@ -132,6 +132,7 @@ ROLES = {"send": send, "single": single, "steady": steady, "consume": consume, "
 def main() -> None:
     """Run a role."""
     job = json.loads(sys.argv[1])
+    sys.path.append(job["clients"])  # behind the locked libraries, which keylane's own client uses
     module, _, name = job["client"].partition(":")
     client = getattr(importlib.import_module(module), name)(job)
     factory = None

@@ -34,7 +34,6 @@ SYSTEMS = {
     "redis-fsync": "peers.systems.redis:RedisFsync",
     "nats": "peers.systems.nats:Nats",
     "redis": "peers.systems.redis:Redis",
-    "keylane-async": "peers.systems.keylane:KeylaneAsync",
     "keylane-uvloop": "peers.systems.keylane:KeylaneUvloop",
 }
 USUAL = ("keylane", "kafka", "kafka-fsync", "rabbitmq", "nats-fsync", "redis-fsync")
@@ -91,6 +90,10 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         print(line, file=sys.stderr, flush=True)
     sys.path.append(str(options.home / "clients"))  # topics are made here
     names = [name for name in options.systems if name not in missing]
+    if not names:
+        raise SystemExit(
+            "none of these systems is on this machine; `make peers-home DIR=DIR` brings them"
+        )
     systems = {}
     for name in names:
         kind = class_of(name)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from peers.durability import Durability
-from peers.measure import family
+from peers.measure import family, wait_until
 
 FIRST_OF_KEYS = ord("k")
 KEYS = [b"key-%05d" % number for number in range(10_000)]
@@ -111,6 +111,17 @@ class System(ABC):
     @abstractmethod
     def create(self, topics: Sequence[str], partitions: int) -> None:
         """Make topics, where clients do not."""
+
+    def wait_until(self, holds: Callable[[], bool], what: str, seconds: float = 60) -> None:
+        """Wait until a server is ready; one that has ended never is."""
+
+        def ready() -> bool:
+            for child in self._children:
+                if child.poll() is not None:
+                    raise ChildProcessError(f"{what} ended with status {child.returncode}")
+            return holds()
+
+        wait_until(ready, what, seconds)
 
     def pids(self) -> list[int]:
         """Every process of it."""

@@ -11,7 +11,7 @@ from shutil import which
 from typing import Any
 
 from peers.durability import Durability
-from peers.measure import free_port, listening, wait_until
+from peers.measure import free_port, listening
 from peers.systems.base import (
     COMMIT_EVERY_S,
     FIRST,
@@ -114,7 +114,7 @@ class Kafka(System):
             "kafka.Kafka", str(config),
         )  # fmt: skip
         self.where = {"servers": f"127.0.0.1:{port}"}
-        wait_until(lambda: listening(port), "Kafka")
+        self.wait_until(lambda: listening(port), "Kafka")
 
     def create(self, topics: Sequence[str], partitions: int) -> None:
         from confluent_kafka.admin import AdminClient, NewTopic

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from peers.durability import Durability
-from peers.measure import wait_until
 from peers.systems.base import FIRST, KEYS, Client, Handling, Ready, System, told_by
 
 IN_FLIGHT = 20_000
@@ -30,7 +29,6 @@ class Keylane(System):
     settings = "none; the loop is that of `asyncio.run`"
     sends_per_second = 400_000
     handlers = ("each", "batch", "arrow")
-    config = ""
 
     @classmethod
     def lacking(cls, home: Path) -> str:
@@ -47,11 +45,10 @@ class Keylane(System):
         }
 
     def start(self, folder: Path) -> None:
-        (folder / "broker.toml").write_text(self.config)
         meta = self._server(folder, "keylane.metaserver", "--data", str(folder / "meta"))
         self._server(
             folder, "keylane.broker", "--group", "g1", "--data", str(folder / "broker"),
-            "--meta", meta, "--config", str(folder / "broker.toml"),
+            "--meta", meta,
         )  # fmt: skip
         self.where = {"meta": meta}
         asyncio.run(self._wait_for_broker())
@@ -69,7 +66,7 @@ class Keylane(System):
                     address = told["address"]
             return bool(address)
 
-        wait_until(told, module)
+        self.wait_until(told, module)
         return address
 
     async def _wait_for_broker(self) -> None:
@@ -96,16 +93,6 @@ class KeylaneUvloop(Keylane):
     title = "keylane, uvloop"
     settings = "uvloop in the clients"
     loop = "uvloop"
-
-
-class KeylaneAsync(Keylane):
-    """Acks before the sync, as Kafka's default."""
-
-    title = "keylane, flush = async"
-    durability = Durability.PAGE_CACHE
-    promise = "written, and synced soon after"
-    settings = "broker: `flush = async`"
-    config = 'flush = "async"\n'
 
 
 class KeylaneClient(Client):

@@ -11,7 +11,7 @@ from shutil import which
 from typing import Any
 
 from peers.durability import Durability
-from peers.measure import free_port, listening, wait_until
+from peers.measure import free_port, listening
 from peers.systems.base import (
     FIRST,
     KEYS,
@@ -73,7 +73,7 @@ class Nats(System):
         config.write_text(CONFIG.format(port=port, data=folder / "js", more=self.more))
         self.spawn(folder / "nats.log", server_program(self.home), "-c", str(config))
         self.where = {"server": f"nats://127.0.0.1:{port}"}
-        wait_until(lambda: listening(port), "NATS")
+        self.wait_until(lambda: listening(port), "NATS")
 
     def create(self, topics: Sequence[str], partitions: int) -> None:
         del partitions  # subjects of a stream are made by their first message

@@ -11,7 +11,7 @@ from shutil import which
 from typing import Any
 
 from peers.durability import Durability
-from peers.measure import free_port, listening, wait_until
+from peers.measure import free_port, listening
 from peers.systems.base import (
     COMMIT_EVERY_S,
     FIRST,
@@ -70,7 +70,10 @@ class RabbitStreams(System):
         }  # fmt: skip
 
     def start(self, folder: Path) -> None:
-        amqp, stream, spread = free_port(), free_port(), free_port()
+        amqp, stream, spread, names = free_port(), free_port(), free_port(), free_port()
+        # Without one that is there, the server leaves a daemon behind.
+        self.spawn(folder / "epmd.log", "epmd", "-port", str(names), "-address", "127.0.0.1")
+        self.wait_until(lambda: listening(names), "epmd")
         (folder / "rabbitmq.conf").write_text(
             f"listeners.tcp.1 = 127.0.0.1:{amqp}\nstream.listeners.tcp.1 = 127.0.0.1:{stream}\n"
             f"stream.advertised_host = 127.0.0.1\nstream.advertised_port = {stream}\n"
@@ -83,9 +86,10 @@ class RabbitStreams(System):
             RABBITMQ_ENABLED_PLUGINS_FILE=str(folder / "enabled_plugins"), RABBITMQ_DIST_PORT=str(spread),
             RABBITMQ_PID_FILE=str(folder / "pid"), RABBITMQ_ADVANCED_CONFIG_FILE=str(folder / "none"),
             RABBITMQ_CONF_ENV_FILE=str(folder / "none.conf"), RABBITMQ_LOGS="-", ERL_EPMD_ADDRESS="127.0.0.1",
+            ERL_EPMD_PORT=str(names),
         )  # fmt: skip
         self.where = {"port": stream}
-        wait_until(lambda: listening(stream), "RabbitMQ", 90)
+        self.wait_until(lambda: listening(stream), "RabbitMQ", 90)
         time.sleep(1)  # it listens before it takes streams
 
     def create(self, topics: Sequence[str], partitions: int) -> None:

@@ -10,7 +10,7 @@ from shutil import which
 from typing import Any
 
 from peers.durability import Durability
-from peers.measure import free_port, listening, wait_until
+from peers.measure import free_port, listening
 from peers.systems.base import (
     FIRST,
     KEYS,
@@ -63,7 +63,7 @@ class Redis(System):
             "--dir", str(folder), "--appendonly", "yes", "--appendfsync", self.fsync, "--save", "",
         )  # fmt: skip
         self.where = {"port": port}
-        wait_until(lambda: listening(port), "Redis")
+        self.wait_until(lambda: listening(port), "Redis")
 
     def create(self, topics: Sequence[str], partitions: int) -> None:
         """Streams are made by their first message, or by the first group."""

@@ -19,7 +19,7 @@ DURABILITIES = {
     "kafka": Durability.PAGE_CACHE,
     "kafka-fsync": Durability.FSYNCED,
     "redis": Durability.PAGE_CACHE,
-    "keylane-async": Durability.PAGE_CACHE,
+    "keylane-cached": Durability.PAGE_CACHE,
 }
 
 
@@ -45,7 +45,7 @@ def test_fsynced_system_has_only_fsynced_peers_when_as_durable_is_asked():
 
 @pytest.mark.parametrize("against", [Against.ANY, Against.SAME])
 def test_peer_that_promises_more_is_left_out(against):
-    assert counted("keylane-async", DURABILITIES, against) == ["kafka", "redis"]
+    assert counted("keylane-cached", DURABILITIES, against) == ["kafka", "redis"]
 
 
 def test_ratio_is_by_the_best_peer_when_more_is_better():
