@@ -360,7 +360,7 @@ def run(story: Callable[[VirtualCluster], Awaitable[T]], /, **options: Any) -> T
     return cluster.run(story, cluster)
 
 
-def _check(brokers: object, seed: object, **limits: object) -> None:
+def _check(brokers: Any, seed: object, **limits: Any) -> None:
     """Raises ConfigError: an argument of a cluster that cannot work."""
     if type(brokers) is not int or not 1 <= brokers <= BROKERS_MAX:
         raise ConfigError(
