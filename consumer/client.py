@@ -182,7 +182,7 @@ class Consumer(Resident, Owned, Taking[V]):
         self._settings = settings_with(
             settings, concurrency=concurrency, max_records=max_records, max_wait_ms=max_wait_ms,
             ttl_ms=ttl_ms, consume_strategy=consume_strategy, instance=instance, ack=ack,
-            on_failure=on_failure, on_full=on_full, tries_max=tries_max, retry_tries_max=tries_max,
+            on_failure=on_failure, on_full=on_full, tries_max=tries_max,
         )  # fmt: skip
         self._broadcast = check_broadcast(broadcast, group, start, self._settings)
         self._calls.check(self._settings, concurrency=concurrency, alone=not self._several)
@@ -417,8 +417,13 @@ class Consumer(Resident, Owned, Taking[V]):
         Raises:
             InvalidRequestError: this consumer has a subject of its own.
             AlreadyOpenError: it is open.
+            HandlerTwiceError: it has a function for this subject and group.
             ConfigError, InvalidNameError, HandlerTypeError: as of `Consumer`.
         """
+        if callable(subject):
+            raise HandlerTypeError(
+                '@consumer.on is called with a subject and a group: @consumer.on("orders", group="billing")'
+            )
         several = self._several
         if several is None:
             raise InvalidRequestError(
@@ -433,6 +438,7 @@ class Consumer(Resident, Owned, Taking[V]):
         kind = "batch_handler" if known.pop("batch", False) else "handler"
 
         def add(handler: H) -> H:
+            several.check_new(subject, group)
             known[kind] = handler
             member: Consumer[Any] = Consumer(
                 self._addresses,
@@ -442,7 +448,7 @@ class Consumer(Resident, Owned, Taking[V]):
                 _alone=self._alone,
                 **known,
             )
-            several.add(member)
+            several.add(member, subject, group)
             return handler
 
         return add

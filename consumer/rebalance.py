@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ..protocol.errors import HandlerTypeError
+from ..protocol.errors import CallbackTypeError
 from .pulling.pull_client import PullClient
 
 log = logging.getLogger("keylane.consumer")
@@ -100,9 +100,18 @@ class Rebalance:
 
 
 def check_callbacks(**calls: object) -> None:
-    """Raises HandlerTypeError: one of `calls` is neither None nor a function of partition ids."""
+    """Raises CallbackTypeError: one of `calls` is neither None nor a function of partition ids."""
     for name, call in calls.items():
-        if call is not None and (not callable(call) or isinstance(call, type)):
-            raise HandlerTypeError(
+        if call is None:
+            continue
+        if not callable(call) or isinstance(call, type):
+            raise CallbackTypeError(
                 f"{name} is a function of a list of partition ids, not {call!r:.60}"
             )
+        try:
+            inspect.signature(call).bind([])
+        except TypeError as error:
+            said = f"{name} {call!r:.60} cannot be called with a list of partition ids: {error}"
+            raise CallbackTypeError(said) from None
+        except ValueError:
+            continue  # a builtin does not say what it takes

@@ -218,9 +218,15 @@ def given_of(**arguments: Any) -> dict[str, Any]:
 
 
 def settings_with(settings: ConsumerSettings | None, **given: Any) -> ConsumerSettings:
-    """These settings, or the defaults, with the arguments that are not None in their place; raises ConfigError."""
+    """
+    These settings, or the defaults, with the arguments that are not None in their place; raises ConfigError.
+
+    `tries_max` is that of every policy.
+    """
     if settings is None:
         settings = ConsumerSettings()
     if not isinstance(settings, ConsumerSettings):
         raise ConfigError(f"settings must be ConsumerSettings, not {settings!r:.40}")
-    return replace(settings, **given_of(**given))
+    changed = replace(settings, **given_of(**given))
+    tries_max = given.get("tries_max")
+    return changed if tries_max is None else replace(changed, retry_tries_max=tries_max)

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import Protocol
 
-from ..protocol.errors import AlreadyOpenError, ClosedError, HandlerTypeError
+from ..protocol.errors import AlreadyOpenError, ClosedError, HandlerTwiceError, HandlerTypeError
 from ..rpc.environment import environment_of
 from ..rpc.race import Race
 
@@ -44,6 +44,8 @@ class Several:
 
     def __init__(self) -> None:
         self.members: list[Member] = []
+        self._taken: set[tuple[str, str]] = set()
+        """Subjects and groups that have a member."""
         self._open = False
 
     @property
@@ -51,11 +53,18 @@ class Several:
         """For people."""
         return "open" if self._open else "closed"
 
-    def add(self, member: Member) -> None:
+    def check_new(self, subject: str, group: str | None) -> None:
+        """Raises HandlerTwiceError: this group of the subject has a member; broadcast ones have no group."""
+        if group is not None and (subject, group) in self._taken:
+            raise HandlerTwiceError(subject=subject, group=group)
+
+    def add(self, member: Member, subject: str = "", group: str | None = None) -> None:
         """Add a member.  Raises AlreadyOpenError: they are open."""
         if self._open:
             raise AlreadyOpenError("handlers are added before the consumer is opened")
         self.members.append(member)
+        if group is not None:
+            self._taken.add((subject, group))
 
     async def open(self) -> None:
         """Open all members, or none.  Raises as their opening does, and HandlerTypeError: there is none."""

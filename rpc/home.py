@@ -56,6 +56,8 @@ class Home:
         self.on_fork: Callable[[], None] = _nothing
         """Called in a child of the process in which the client is open."""
         self._forked = False
+        self._process_id = 0
+        """Of the process in which the client was opened."""
 
     @property
     def here(self) -> bool:
@@ -82,7 +84,7 @@ class Home:
         if self._loop is not None and not self._loop.is_closed():
             raise AlreadyOpenError(f"the {self._what} is open already")
         self._loop = asyncio.get_running_loop()
-        self.thread = get_ident()
+        self.thread, self._process_id = get_ident(), os.getpid()
         self._kept = kept
         self.on_fork = on_fork
         _OPEN.homes.add(self)
@@ -130,7 +132,7 @@ class Home:
     def forked(self) -> None:
         """Note that this process is a child of the one in which the client is open."""
         if self._loop is not None and self.thread == get_ident() and self._loop.is_running():
-            _end_on_return(self._loop, self._what)
+            _end_on_return(self._loop, f"the {self._what} is open in process {self._process_id}")
         self._forked = True
         self._loop = None
         self.thread = NO_THREAD
@@ -141,7 +143,7 @@ def _nothing() -> None:
     """Do nothing at a fork."""
 
 
-def _end_on_return(loop: asyncio.AbstractEventLoop, what: str) -> None:
+def _end_on_return(loop: asyncio.AbstractEventLoop, why: str) -> None:
     """
     Have this process, which was forked inside a callback of `loop`, end when that callback returns.
 
@@ -150,15 +152,14 @@ def _end_on_return(loop: asyncio.AbstractEventLoop, what: str) -> None:
     """
     ready = getattr(loop, "_ready", None)
     if ready is None:
-        loop.call_soon(_end_child, what)
+        loop.call_soon(_end_child, why)
     else:
-        ready.appendleft(asyncio.Handle(_end_child, (what,), loop))
+        ready.appendleft(asyncio.Handle(_end_child, (why,), loop))
 
 
-def _end_child(what: str) -> NoReturn:
+def _end_child(why: str) -> NoReturn:
     """End a child without its finalizers, and without the parent's buffered output."""
-    error = ForkReturnedError(f"the {what} is open in process {os.getppid()}")
-    log.critical("process %d ends: %s", os.getpid(), error)
+    log.critical("process %d ends: %s", os.getpid(), ForkReturnedError(why))
     os._exit(os.EX_SOFTWARE)
 
 

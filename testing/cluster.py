@@ -111,11 +111,7 @@ class VirtualCluster:
         Raises:
             ConfigError: an argument that cannot work.
         """
-        if type(brokers) is not int or not 1 <= brokers <= BROKERS_MAX:
-            raise ConfigError(f"brokers must be 1 to {BROKERS_MAX}, not {brokers!r:.40}")
-        for name, limit in (("limit_s", limit_s), ("real_limit_s", real_limit_s)):
-            if not limit > 0:
-                raise ConfigError(f"{name} must be above 0 seconds, not {limit!r:.40}")
+        _check(brokers, seed, limit_s=limit_s, real_limit_s=real_limit_s)
         self.seed = random.SystemRandom().getrandbits(32) if seed is None else seed
         self._ran = False
         self._loop = StoryLoop(self._rng("turns"), limit_s=limit_s, real_limit_s=real_limit_s)
@@ -362,3 +358,17 @@ def run(story: Callable[[VirtualCluster], Awaitable[T]], /, **options: Any) -> T
     """
     cluster = VirtualCluster(**options)
     return cluster.run(story, cluster)
+
+
+def _check(brokers: Any, seed: object, **limits: Any) -> None:
+    """Raises ConfigError: an argument of a cluster that cannot work."""
+    if type(brokers) is not int or not 1 <= brokers <= BROKERS_MAX:
+        raise ConfigError(
+            f"brokers must be a whole number from 1 to {BROKERS_MAX}, not {brokers!r:.40}"
+        )
+    if seed is not None and type(seed) is not int:
+        raise ConfigError(f"seed must be a whole number, or None, not {seed!r:.40}")
+    for name, limit in limits.items():
+        number = isinstance(limit, int | float) and not isinstance(limit, bool)
+        if not (number and limit > 0):
+            raise ConfigError(f"{name} must be a number of seconds above 0, not {limit!r:.40}")

@@ -55,7 +55,13 @@ def keylane_cluster(request: pytest.FixtureRequest) -> Iterator[VirtualCluster]:
     seed = request.config.getoption("--keylane-seed")
     if seed is not None:
         options["seed"] = _seed(seed)
-    cluster = VirtualCluster(**options)
+    try:
+        cluster = VirtualCluster(**options)
+    except ConfigError as error:
+        raise ConfigError(f"@pytest.mark.keylane: {error.message}") from None
+    except TypeError as error:
+        what = str(error).rpartition(") ")[2]
+        raise ConfigError(f"@pytest.mark.keylane: {what}; there are {MARKER}") from None
     yield cluster
     cluster.close()
 

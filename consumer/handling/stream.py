@@ -177,7 +177,7 @@ class Stream:
             self._take_over(task)
         if not self._waiting:
             self._check()
-        self._begin("async for")
+        self._begin("iteration")
         try:
             while True:
                 self._turn_left -= 1

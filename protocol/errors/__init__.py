@@ -3,6 +3,8 @@
     KeylaneError                       .code .fate .retry .hint .details
     ├── ConfigError                    settings impossible, all problems at once
     │   ├── HandlerTypeError           a handler whose body would never run; also a TypeError
+    │   │   └── CallbackTypeError      on_assigned and its like cannot be called with partition ids
+    │   ├── HandlerTwiceError          two functions of one consumer for a subject and a group
     │   ├── CertificateFileError, CertificateKeyError      files of a certificate and its key
     │   ├── BackupFileError, DatabaseInUseError    a backup that cannot be made or restored
     │   ├── SchemaTooNewError          a database of a newer keylane, which this one cannot use

@@ -1,9 +1,9 @@
-"""What goes wrong in consumer groups: filters that fail, or differ between members.  Pure."""
+"""What goes wrong in consumers: functions that cannot be called, filters that fail, or differ between members.  Pure."""
 
 from __future__ import annotations
 
 from .base import Detail, KeylaneError, RetryRule
-from .refusals import RefusedError
+from .refusals import ConfigError, HandlerTypeError, RefusedError
 
 
 class FilterError(KeylaneError):
@@ -34,3 +34,24 @@ class GroupFilterError(RefusedError):
     asked = Detail(str)
     client = Detail(str)
     """The name of the other consumer."""
+
+
+class HandlerTwiceError(ConfigError):
+    """A consumer of several subjects was given two functions for one subject and consumer group."""
+
+    code = 1375
+    summary = "a consumer has one handler for a subject and a group"
+    hint = (
+        "Each message goes to one member of the group, so to one of the two functions.  Call both from one function, or give "
+        "one of them a group of its own; for more at once: concurrency."
+    )
+    subject = Detail(str)
+    group = Detail(str)
+
+
+class CallbackTypeError(HandlerTypeError):
+    """What is given as on_assigned, on_revoked or on_lost is no function of a list of partition ids."""
+
+    code = 1376
+    summary = "not a call-back"
+    hint = "Give a function, def or async def, that is called with one list of partition ids."

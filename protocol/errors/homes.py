@@ -63,7 +63,7 @@ class MixedUseError(RefusedError):
 
     code = 1165
     summary = "this consumer gives its messages in another way"
-    hint = "Use one of `async for`, getmany() and batches() for as long as the consumer is open; a handler has them all."
+    hint = "Use one of a loop over the consumer, getmany() and batches() for as long as it is open; a handler has them all."
 
 
 class SeekRefusedError(RefusedError):

@@ -87,6 +87,10 @@ def group_start(given: GroupBegin | GroupStart | None, *, now_ms: int) -> GroupS
         raise ConfigError(f"start must be 'earliest', 'latest' or an instant, not {given!r:.40}")
     if given in {StartAt.EARLIEST, StartAt.LATEST}:
         return GroupStart(at=StartAt(str(given)))
+    if isinstance(given, str) and ago_ms(given) is None:
+        raise ConfigError(
+            f"start must be 'earliest', 'latest', a datetime, or how long ago, such as '-1h', '-15m', '-2d', not {given!r:.60}"
+        )
     try:
         return GroupStart(at=StartAt.TIME, at_ms=instant_ms(given, now_ms=now_ms))
     except InvalidRequestError as error:

@@ -18,7 +18,9 @@ SEEDS = 100
 OUTBOX_SEEDS = 10
 """With an outbox, from FIRST_SEED on; `make sim FIRST=1000000000` runs more."""
 SEEDS_SAMPLE = 12
-FEATURES_SAMPLE = tuple(FEATURES_FIRST + number for number in (0, 1, 2, 3, 4, 5, 6, 12, 13, 14, 29))
+FEATURES_SAMPLE = tuple(
+    FEATURES_FIRST + number for number in (0, 1, 2, 3, 4, 5, 6, 11, 12, 13, 14, 29)
+)
 """One seed of each feature; `make sim WORLD=features` runs more."""
 FEATURES = range(FEATURES_FIRST, FEATURES_FIRST + 60)
 FOUND = (
@@ -63,7 +65,7 @@ def test_seeds_end_without_an_anomaly(seeds):
     ],
 )
 def test_features_keep_their_promises_when_programs_die(seeds):
-    """Deletions, growths, later deliveries, tables, first messages, live resets, parks, instances, retries, cut-overs, a shared outbox."""
+    """Deletions, growths, later deliveries, tables, first messages, live resets, parks, loops, instances, retries, cut-overs, a shared outbox."""
     bad = [_told(outcome) for outcome in outcomes_of(seeds, WORKERS) if outcome["violations"]]
     assert not bad, "\n\n".join(bad)
 

@@ -176,12 +176,9 @@ def group_suspend(
 ) -> None:
     """Have a group, or one client of it, hand over its partitions and get none until resume."""
     from ...screen import run
-    from .settings import change
+    from .settings import suspend_group
 
-    run(
-        output,
-        change(meta, output, lambda admin: admin.suspend_group(subject, group, client=client)),
-    )
+    run(output, suspend_group(meta, output, subject, group, client=client))
 
 
 @group_app.command("resume")

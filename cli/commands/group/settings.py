@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from ....admin import Admin, GroupSettings, ResetTo
+from ....admin import Admin, GroupDescription, GroupSettings, ResetTo
 from ....consumer.manifest_file import PREFIX, manifest_start
 from ....protocol.clock import SystemClock
 from ....protocol.errors import ConfigError
@@ -86,6 +86,29 @@ async def set_group(
             forget=forget,
         ),
     )
+
+
+async def suspend_group(
+    meta: str, output: OutputFormat, subject: str, group: str, *, client: str | None
+) -> None:
+    """Suspend a group, or a client of it, and say so if no consumer of that name has a partition."""
+    before: GroupDescription | None = None
+
+    async def call(admin: Admin) -> GroupSettings:
+        nonlocal before
+        before = None if client is None else await admin.describe_group(subject, group)
+        return await admin.suspend_group(subject, group, client=client)
+
+    await change(meta, output, call)
+    if before is None or output is OutputFormat.JSON:
+        return
+    owners = {each.owner for each in before.partitions if each.owner is not None}
+    known = before.settings.suspended_clients if before.settings is not None else ()
+    if client not in owners and client not in known:
+        names = ", ".join(sorted(owners)) or "none"
+        show_line(
+            f"no consumer of the name {client} had a partition (those that had: {names}); the switch holds for one that comes"
+        )
 
 
 async def change(

@@ -142,5 +142,7 @@ def _sum(views: Sequence[ParkedKeyView]) -> str:
         (waiting, "message that waits for retry", "messages that wait for retry"),
     )
     return ", ".join(
-        counted(sum(view.messages for view in some), one, many) for some, one, many in kinds if some
+        counted(sum(view.messages for view in some), name, names)
+        for some, name, names in kinds
+        if some
     )

@@ -34,7 +34,10 @@ async def test_commands_store_what_describe_shows(shared_cluster: Cluster):
     words = ("--on-failure", "park", "--tries-max", "5")
     backoff = ("--backoff-first-ms", "1", "--backoff-max-ms", "9")
     assert keylane(shared_cluster, "set", *where, *words, *backoff).returncode == 0
-    assert keylane(shared_cluster, "suspend", *where, "--client", "sick").returncode == 0
+    said = keylane(shared_cluster, "suspend", *where, "--client", "sick").stdout
+    assert "no consumer of the name sick had a partition" in said
+    again = keylane(shared_cluster, "suspend", *where, "--client", "sick").stdout
+    assert "no consumer" not in again, "the switch is set already"
     shown = keylane(shared_cluster, "describe", *where).stdout
     assert "stored policy: on failure park, tries max 5, back-off 1 to 9 ms" in shown
     assert "clients suspended by an operator: sick" in shown

@@ -48,6 +48,8 @@ class LoopingHost(ConsumerHost):
 
     manners: tuple[str, ...] = ()
     """Those to choose from; set by the feature."""
+    work_s = 0.05
+    """The time that a program takes for a message, at most; set by the feature, until all is calm."""
     manner = ""
     """That of its last start."""
     given_back = 0
@@ -183,7 +185,7 @@ class LoopingHost(ConsumerHost):
         if not self.calm and rng.random() < self._manners["slow"]:
             await asyncio.sleep(2 * rng.random() * self._settings.ttl_ms / 1_000)
         elif rng.random() < 0.5:
-            await asyncio.sleep(0.05 * rng.random())
+            await asyncio.sleep((0.02 if self.calm else self.work_s) * rng.random())
 
     async def _handle_batch(self, messages: list[Message]) -> None:
         self.inside += 1

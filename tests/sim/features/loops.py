@@ -54,13 +54,14 @@ class Loops(Feature):
 
     def build(self) -> None:
         self._manners = draw_manners(self.rng)
+        self._work_s = self.rng.choice((0.05, 0.4, 0.4))
         self.keys = ParkedKeys(self)
         for consumer in self.world.consumers:
             self.adopt(consumer)
 
     def adopt(self, consumer: ConsumerHost) -> None:
         assert isinstance(consumer, LoopingHost)
-        consumer.manners = self._manners
+        consumer.manners, consumer.work_s = self._manners, self._work_s
         super().adopt(consumer)
 
     async def work(self) -> None:
@@ -95,12 +96,12 @@ class Loops(Feature):
             await self.keys.change_some(chance=0.7)
         elif deed < 0.7:
             await self.keys.edit_some(self.problems)
-        elif deed < 0.82:
+        elif deed < 0.78:
             await self._set_policy()
-        elif deed < 0.9:
+        elif deed < 0.92:
             host = rng.choice(world.consumers)
             assert isinstance(host, LoopingHost)
-            host.hold(rng.random())
+            host.hold(3 * rng.random())
         else:
             ask = Reshape(
                 kind=OperationKind.RESIZE, subject=SUBJECT, partitions=rng.choice((1, 2, 3))

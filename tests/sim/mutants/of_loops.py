@@ -5,23 +5,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from keylane.consumer.delivery.pulled_batch import PulledBatch
 from keylane.consumer.handling.in_hand import InHand
 from keylane.consumer.handling.stream import Stream
-from keylane.consumer.pulling.pull_client import PullClient
 from keylane.consumer.settings import FailurePolicy
 from sim.mutants.mutant import Breaks, Patches
-
-
-def pulled_batches_are_parked_before_older_ones(patches: Patches) -> None:
-    """What is pulled of a parked key is parked at once, and what was pulled before waits in batches that are not opened."""
-
-    def put_batch(self: Any, batch: PulledBatch) -> None:
-        client: Any = batch.client
-        client.leave_out_parked(batch)
-        real(self, batch)
-
-    real = patches.set(Stream, "put_batch", put_batch)
 
 
 def another_policy_hands_parked_keys_out(patches: Patches) -> None:
@@ -108,23 +95,7 @@ def keys_in_hand_hold_nothing(patches: Patches) -> None:
     real = patches.set(InHand, "first", first)
 
 
-def resumed_messages_go_to_the_end(patches: Patches) -> None:
-    """What a paused partition has waiting comes, after `resume`, behind what was pulled later."""
-
-    def resume(self: Any, partition_id: int) -> None:
-        self._waiting.extend(self._paused.pop(partition_id, ()))
-        self._work.set()
-
-    patches.set(Stream, "resume", resume)
-
-
-def rows_of_parked_keys_are_handed_out(patches: Patches) -> None:
-    """Arrow data has the rows of parked keys."""
-    patches.set(PullClient, "leave_out_parked", lambda *_args: None)
-
-
 BREAKS: tuple[Breaks, ...] = (
-    pulled_batches_are_parked_before_older_ones,
     another_policy_hands_parked_keys_out,
     loop_gets_those_behind_a_parked_message,
     opened_messages_pass_a_parked_one,
@@ -132,6 +103,4 @@ BREAKS: tuple[Breaks, ...] = (
     given_back_goes_to_the_end,
     given_back_alone,
     keys_in_hand_hold_nothing,
-    resumed_messages_go_to_the_end,
-    rows_of_parked_keys_are_handed_out,
 )

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from keylane import Consumer, HandlerTypeError
+from keylane import CallbackTypeError, Consumer, HandlerTypeError
 from keylane.consumer.pulling.pull_gate import PullGate
 from keylane.consumer.rebalance import Rebalance
 
@@ -68,5 +68,11 @@ async def test_consumer_without_callbacks_holds_nothing():
 
 @pytest.mark.parametrize("name", ["on_assigned", "on_revoked", "on_lost"])
 def test_callback_that_cannot_be_called_is_refused(name: str):
-    with pytest.raises(HandlerTypeError, match=name):
-        Consumer("127.0.0.1:1", subject="s", group="g", **{name: 7})
+    """What it is, and how it is called: told when the consumer is made."""
+    for call, why in ((7, "not 7"), (lambda: None, "cannot be called"), (list, "not <class")):
+        with pytest.raises(CallbackTypeError, match=rf"{name} .*{why}") as caught:
+            Consumer("127.0.0.1:1", subject="s", group="g", **{name: call})
+        assert isinstance(caught.value, HandlerTypeError)
+        assert "partition ids" in caught.value.hint
+    taken: list[int] = []
+    Consumer("127.0.0.1:1", subject="s", group="g", **{name: taken.extend})

@@ -8,7 +8,13 @@ import pytest
 
 from keylane import Consumer, JsonCodec, Message
 from keylane.consumer.several import Several
-from keylane.protocol.errors import AlreadyOpenError, ClosedError, HandlerTypeError
+from keylane.protocol.errors import (
+    AlreadyOpenError,
+    ClosedError,
+    ConfigError,
+    HandlerTwiceError,
+    HandlerTypeError,
+)
 
 
 class NotingMember:
@@ -99,6 +105,44 @@ async def test_object_without_members_is_refused():
         await Several().open()
     with pytest.raises(ClosedError):
         await Several().wait()
+
+
+def test_handler_without_a_subject_is_refused():
+    """`@consumer.on` without a call would bind the function as a subject, and handle nothing."""
+    consumer = Consumer("127.0.0.1:1")
+    with pytest.raises(HandlerTypeError, match=r'@consumer\.on\("orders", group="billing"\)'):
+
+        @consumer.on  # type: ignore[arg-type]
+        def handle(message: Message) -> None: ...
+
+
+def test_second_handler_of_a_subject_and_a_group_is_refused():
+    """Each message would go to one of the two; broadcast handlers each get all."""
+    consumer = Consumer("127.0.0.1:1")
+
+    def handle(message: Message) -> None: ...
+
+    consumer.on("orders", group="billing")(handle)
+    with pytest.raises(HandlerTwiceError) as caught:
+        consumer.on("orders", group="billing")(handle)
+    assert (caught.value.subject, caught.value.group) == ("orders", "billing")
+    consumer.on("orders", group="ledger")(handle)
+    consumer.on("payments", group="billing")(handle)
+    for _ in range(2):
+        consumer.on("orders", broadcast=True)(handle)
+    assert consumer._several is not None
+    assert len(consumer._several.members) == 5
+
+
+def test_limit_of_tries_is_refused_by_its_own_name():
+    with pytest.raises(ConfigError, match=r"^tries_max must be .* not 0 \[") as caught:
+        Consumer("127.0.0.1:1", subject="s", group="g", tries_max=0)
+    assert "retry_tries_max" not in str(caught.value)
+
+
+def test_start_that_is_no_word_is_refused_with_the_words():
+    with pytest.raises(ConfigError, match=r"'earliest', 'latest', a datetime.* not 'LATEST'"):
+        Consumer("127.0.0.1:1", subject="s", group="g", start="LATEST")
 
 
 def test_consumers_of_one_object_have_its_arguments_unless_they_have_their_own():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -147,3 +149,32 @@ def test_clients_are_not_copied(client, work):
     """There is one of each, with its state: a copy would share it."""
     with pytest.raises(InvalidRequestError, match="neither copied nor pickled"):
         work(client)
+
+
+FORKING = """
+import asyncio, logging, os, time
+from keylane.rpc.home import Home
+
+async def main():
+    home = Home("consumer")
+    home.enter(None, lambda: None)
+    print(os.getpid(), flush=True)
+    child = os.fork()
+    if child == 0:
+        if os.fork():
+            os._exit(0)
+        time.sleep(0.3)  # its own parent has ended
+        await asyncio.sleep(0)
+    os.waitpid(child, 0)
+    home.leave()
+
+logging.basicConfig(format="%(message)s")
+asyncio.run(main())
+"""
+
+
+def test_child_that_ends_names_the_process_of_the_opening_when_its_parent_has_ended():
+    run = subprocess.run(
+        [sys.executable, "-c", FORKING], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert f"the consumer is open in process {run.stdout.strip()} [" in run.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +41,32 @@ async def test_orders_stay_in_order_when_a_consumer_is_killed(keylane_cluster: V
     assert values in ([b"1", b"2", b"3", b"4", b"5"], [b"1", b"1", b"2", b"3", b"4", b"5"])
     assert {name for name, value in handled if value == b"5"} == {"second"}
     assert await keylane_cluster.lag("orders", "billing") == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            'brokers="two"',
+            "@pytest.mark.keylane: brokers must be a whole number from 1 to 100, not 'two'",
+        ),
+        ('seed="x"', "@pytest.mark.keylane: seed must be a whole number, or None, not 'x'"),
+        (
+            'limit_s="a"',
+            "@pytest.mark.keylane: limit_s must be a number of seconds above 0, not 'a'",
+        ),
+        ("broker=2", "unexpected keyword argument 'broker'; there are keylane(brokers=1"),
+    ],
+)
+def test_option_that_cannot_work_is_told_with_the_marker(tmp_path: Path, options: str, said: str):
+    test = tmp_path / "test_options.py"
+    test.write_text(
+        f"import pytest\n\n@pytest.mark.keylane({options})\nasync def test_it(keylane_cluster): ...\n"
+    )
+    words = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test))
+    run = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert run.returncode == 1
+    assert said in run.stdout
 
 
 def test_plugin_imports_no_cluster_before_a_test_asks_for_one():

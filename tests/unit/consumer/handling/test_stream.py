@@ -319,7 +319,7 @@ async def test_many_are_taken_with_several_of_a_key_and_come_again_together():
 async def test_messages_are_taken_in_one_way():
     stream = keyed(StreamClient(), b"a", b"b")
     await stream.take_many(1, 1_000)
-    with pytest.raises(MixedUseError, match=r"async for of a consumer that .* getmany"):
+    with pytest.raises(MixedUseError, match=r"iteration of a consumer that .* getmany"):
         await stream.next()
     with pytest.raises(MixedUseError):
         await stream.take_arrow()
@@ -349,7 +349,7 @@ async def test_wait_for_messages_behind_unacked_ones_is_logged(caplog):
     look(stream, clock, seconds=60)
     asking.cancel()
     (record,) = caplog.records
-    assert "async for waits for acks: 2 messages wait" in record.message
+    assert "iteration waits for acks: 2 messages wait" in record.message
     assert "s partition 1 offset 0" in record.message
 
 

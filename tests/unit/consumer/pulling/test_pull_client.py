@@ -49,7 +49,7 @@ async def test_fence_is_raised_before_messages_are_pulled():
         assert [message.offset for message in owner.messages] == [2, 3]
 
 
-class KeepingOwner(NotingOwner):
+class UnopeningOwner(NotingOwner):
     """Keeps batches as they are stored, as a consumer without a handler does."""
 
     keeps_batches = True
@@ -65,7 +65,7 @@ class KeepingOwner(NotingOwner):
 
 async def test_earlier_tries_are_kept_when_parked_rows_are_left_out():
     """The broker told of them once: a look at the keys of a batch does not use them up."""
-    broker, owner = ScriptedBroker(), KeepingOwner()
+    broker, owner = ScriptedBroker(), UnopeningOwner()
     broker.attempts = ((0, 3), (1, 1))
     async with opened(PullClient, broker, owner, SETTINGS) as client:
         await eventually(lambda: owner.batches)
