@@ -29,12 +29,11 @@ from ..protocol.errors import (
 from ..protocol.frames import Batches, Read
 from ..protocol.limits import PULL_BYTES_MAX
 from ..rpc.client import MetaClient
-from .joining import joined
 from .json_values import JsonValues, json_values
 from .pace import Pace
 from .planner import PlannedRange
 from .process_loop import ProcessLoop
-from .rows import RowBuilder
+from .rows import RowBuilder, joined
 from .selection import ReadOptions
 
 PATIENCE_S = 60.0

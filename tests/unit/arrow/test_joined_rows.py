@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from keylane.arrow import joining
-from keylane.arrow.joining import joined
+from keylane.arrow import rows as rows_module
+from keylane.arrow.rows import joined
 from keylane.errors import OffsetOutOfRangeError
 
 
@@ -31,7 +31,7 @@ def test_small_batches_become_one_of_the_rows_that_were_asked_for():
 
 
 def test_batch_is_no_larger_than_its_bytes_allow(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(joining, "BATCH_BYTES_MAX", 64)
+    monkeypatch.setattr(rows_module, "BATCH_BYTES_MAX", 64)
     sizes, rows = sizes_and_rows(joined(batches(4, 4, 4), 1_000))
     assert (sizes, rows) == ([8, 4], list(range(12)))
 
