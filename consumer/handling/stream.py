@@ -111,9 +111,8 @@ class Stream:
         self._asked = asyncio.Event()
         """Set while the user waits for a message; otherwise the loop body runs, with the messages taken."""
         self._quick = self._alone = False
-        """True while `next`, in the task that called it last, need not tell that the user asks."""
-        self._alone = False
-        """True while it is, and `take_alone` may give messages: all are wanted, of all partitions."""
+        """`_quick`: `next`, in the task that called it last, need not tell that the user asks; `_alone`: and `take_alone`
+        may give messages, because all are wanted, of all partitions."""
         self._turn_left = MESSAGES_PER_TURN
         self._error: BaseException | None = None
         self._closed = False

@@ -471,8 +471,7 @@ class PullClient(UserAcks, PullViews):
             while left_out and left_out[0][0] < header.base_offset:
                 self._pass_over(*left_out.popleft())
             self._open_batch(payload, start, header)
-            if header.length < len(payload) and not self.owner.keeps_batches:
-                # Cutting takes time; what is kept as it came is for one Arrow batch.
+            if header.length < len(payload) and not self.owner.keeps_batches:  # or they are cut
                 await asyncio.sleep(0)
         for low, high in left_out:
             self._pass_over(low, high)

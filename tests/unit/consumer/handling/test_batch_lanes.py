@@ -28,7 +28,7 @@ class SideDelivery:
         self.client = client
 
 
-class Stored:
+class LateBatch:
     """A batch that is opened later; the message at `parked`, if it has one, is parked then."""
 
     is_plain = True
@@ -61,7 +61,7 @@ class BatchLanesMachine(RuleBasedStateMachine):
         self.clients = [Client(0), Client(1)]
         self.careful = [SideDelivery(client) for client in self.clients]
         self.put_count = [0, 0]
-        self.stored: list[list[Stored]] = [[], []]
+        self.stored: list[list[LateBatch]] = [[], []]
         self.running: list[Batch] = []
         self.failed: list[Batch] = []
         self.ended: dict[bytes, list[tuple[int, int]]] = {}
@@ -94,7 +94,7 @@ class BatchLanesMachine(RuleBasedStateMachine):
         self.put_count[partition] += len(keys)
         own = [key and key + b"%d" % partition for key in keys]
         messages = self.clients[partition].messages(*own, start=start)
-        batch = Stored(self.clients[partition], messages, self.park, parked)
+        batch = LateBatch(self.clients[partition], messages, self.park, parked)
         self.stored[partition].append(batch)
         self.lanes.put_batch(batch)
 
@@ -220,7 +220,7 @@ def test_rest_of_a_full_batch_waits_no_longer_than_others():
 def test_batch_is_opened_when_less_than_a_batch_is_ready():
     lanes = BatchLanes(max_records=2)
     client = Client(1)
-    stored = [Stored(client, client.messages(b"a", b"b", b"c", start=3 * at)) for at in range(3)]
+    stored = [LateBatch(client, client.messages(b"a", b"b", b"c", start=3 * at)) for at in range(3)]
     for batch in stored:
         lanes.put_batch(batch)
     assert len(lanes) == 9

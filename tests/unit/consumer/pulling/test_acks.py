@@ -80,5 +80,5 @@ def test_requests_grow_again_after_a_refusal():
 def test_ranges_are_those_of_the_messages_offsets():
     for offsets in ([4], [1, 2, 3], [1, 2, 4], [0, 2, 4, 6, 7], [0, 1, 2, 3, 4, 9, 10, 99]):
         messages = [Message("s", b"", b"", offset, 1, 0) for offset in offsets]
-        found = ranges_of(messages)
-        assert found == list(IntervalSet((offset, offset + 1) for offset in offsets))
+        ranges = ranges_of(messages)
+        assert ranges == list(IntervalSet((offset, offset + 1) for offset in offsets))
