@@ -72,10 +72,9 @@ class Consumer(Resident, Owned, Taking[V]):
     Without a handler: `async for message in consumer: ...; await message.ack()`, in one task; another task may take over
     once every message taken is acked, and gets an OtherTaskError before.  A message comes only once all earlier ones of
     its key are acked; `await message.nack(after_s=5)` gives one back, and it comes again.  `getmany` gives several
-    messages of a key together, and `batches` Arrow data.  While the loop body runs,
-    partitions with unacked messages stay assigned as long as heartbeats renew the lease.  When the partition is wanted
-    elsewhere, messages passed over without an ack are redelivered to its next owner, `handover_ms` later at the earliest.
-    Closing the consumer lets every unacked message be redelivered.
+    messages of a key together, and `batches` Arrow data.  While the loop body runs, partitions with unacked messages stay
+    assigned as long as heartbeats renew the lease.  When the partition is wanted elsewhere, messages passed over without an
+    ack are redelivered to its next owner, `handover_ms` later at the earliest; closing the consumer redelivers them too.
 
     One object for several subjects: `consumer = Consumer(meta)`, then `@consumer.on("orders", group="billing")`.
 
@@ -441,13 +440,8 @@ class Consumer(Resident, Owned, Taking[V]):
             several.check_new(subject, group)
             known[kind] = handler
             member: Consumer[Any] = Consumer(
-                self._addresses,
-                subject=subject,
-                group=group,
-                _environment=self._given,
-                _alone=self._alone,
-                **known,
-            )
+                self._addresses, subject=subject, group=group, _environment=self._given, _alone=self._alone, **known
+            )  # fmt: skip
             several.add(member, subject, group)
             return handler
 

@@ -450,9 +450,8 @@ class BrokerClient:
         try:
             async with self._opening:
                 if self._channel is None or self._channel.closed:
-                    self._channel = await self._network.open_channel(
-                        self.address, timeout_ms=self._timeout_ms
-                    )
+                    opening = self._network.open_channel(self.address, timeout_ms=self._timeout_ms)
+                    self._channel = await opening
                 return self._channel
         finally:
             self._queued -= 1
@@ -580,14 +579,9 @@ class BrokerClient:
         **names: object,
     ) -> T:
         return await self._network.control(
-            endpoint.method,
-            self.address,
-            endpoint.path_of(**names),
-            endpoint.answer,
-            body=body,
-            query=query,
-            timeout_ms=self._timeout_ms,
-        )
+            endpoint.method, self.address, endpoint.path_of(**names), endpoint.answer,
+            body=body, query=query, timeout_ms=self._timeout_ms,
+        )  # fmt: skip
 
     async def close(self) -> None:
         """Close the channel."""

@@ -10,8 +10,7 @@ as long as the loop body runs, as it may still be working on them.  Messages pas
 redelivered.  When the consumer closes, unacked messages are redelivered at once.
 
 Invariants
-    In an exclusive group a message is handed out only once all earlier ones of its key are acked; `getmany` gives several
-    messages of a key together.
+    In an exclusive group a message is handed out only once all earlier ones of its key are acked, or with them (`getmany`).
     While a task that took messages runs and any of them is not acked, no other task gets a message: it might be the next
     one of the same key.
 """
@@ -123,9 +122,8 @@ class Stream:
         self._seen_ms = 0
         self._watch, self._held = StreamWatch(), LongUnacked()
         self._iterated = False
-        self._log_throttle = LogThrottle(
-            runner="body of the loop", done="is left by the loop", ordered=ordered
-        )
+        runner, done = "body of the loop", "is left by the loop"
+        self._log_throttle = LogThrottle(runner=runner, done=done, ordered=ordered)
         self._leaving = asyncio.Event()
 
     def adopt(self, settings: ConsumerSettings) -> None:

@@ -114,15 +114,10 @@ class PullClient(UserAcks, PullViews):
         self.wall_ms, self.boot_ns = clock.wall_ms, clock.boot_ns
         self.owner = owner
         super().__init__()
-        self.parking = KeyParking(
-            ParkContext(
-                *(self, owner, grant, self._who),
-                subject=subject,
-                connections=connections,
-                settings=settings,
-                rng=rng,
-            )
-        )
+        context = ParkContext(
+            self, owner, grant, self._who, subject=subject, connections=connections, settings=settings, rng=rng
+        )  # fmt: skip
+        self.parking = KeyParking(context)
         self._begin()
 
     def _begin(self) -> None:
