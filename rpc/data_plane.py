@@ -54,8 +54,8 @@ from ..protocol.membership.versions import VERSION, check_client
 from .access.guard import FETCHING, ConnectionAccess, Guard
 from .access.pacing import HOLD_MS, Delay
 from .answer_room import AnswerRoom, begin_answer
-from .gathered_writes import GatheringResponse
 from .http_network import HEARTBEAT_SECONDS
+from .turns.gathered_writes import GatheringResponse
 
 log = logging.getLogger("keylane.rpc")
 

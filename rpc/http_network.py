@@ -41,11 +41,11 @@ from .access.credentials import Credentials, ShownCapability
 from .access.throttling import THROTTLED_HEADER, Throttling
 from .access.token_file import TokenSource, token_source
 from .channel import WebSocketChannel
-from .gathered_writes import GatheringSocket
 from .reasons import reason
 from .tls.contexts import client_context, use_as_client
 from .tls.handshakes import tls_problem, why_ended
 from .tls.settings import tls_of_environment
+from .turns.gathered_writes import GatheringSocket
 
 T = TypeVar("T")
 HEARTBEAT_SECONDS = 15.0

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keylane.protocol.frames import Append
-from keylane.rpc.gathered_writes import (
+from keylane.rpc.turns.gathered_writes import (
     GATHERED_BYTES_MAX,
     READ_BYTES,
     GatheredTransport,
@@ -18,7 +18,7 @@ from keylane.rpc.gathered_writes import (
 PING = b"\x89\x00"
 
 
-class Wire:
+class KeptWrites:
     """A transport that keeps what is written to it, and a loop that runs callbacks when the test says so."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Wire:
 
 
 def test_frames_of_a_turn_are_written_together_at_its_end():
-    wire = Wire()
+    wire = KeptWrites()
     transport = GatheredTransport(wire, wire.call_soon)
     for frame in (b"\x82one", b"\x82two", b"\x82three"):
         transport.write(frame)
@@ -56,7 +56,7 @@ def test_frames_of_a_turn_are_written_together_at_its_end():
 
 def test_ping_and_close_are_not_kept_for_the_end_of_the_turn():
     """A socket may be closed at once after the frame that says so."""
-    wire = Wire()
+    wire = KeptWrites()
     transport = GatheredTransport(wire, wire.call_soon)
     transport.write(b"\x82one")
     transport.write(PING)
@@ -66,7 +66,7 @@ def test_ping_and_close_are_not_kept_for_the_end_of_the_turn():
 
 
 def test_large_frame_is_written_at_once_and_is_not_copied():
-    wire = Wire()
+    wire = KeptWrites()
     seen = []
     wire.write = seen.append
     transport = GatheredTransport(wire, wire.call_soon)
@@ -80,7 +80,7 @@ def test_large_frame_is_written_at_once_and_is_not_copied():
 @given(st.lists(st.one_of(st.integers(0, 40_000), st.none()), max_size=30))
 def test_bytes_keep_their_order_whatever_is_written(sizes):
     """A size is a piece's; None is the end of a turn."""
-    wire = Wire()
+    wire = KeptWrites()
     transport = GatheredTransport(wire, wire.call_soon)
     sent = b""
     for number, size in enumerate(sizes):
