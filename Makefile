@@ -98,7 +98,7 @@ bench-clients: $(STAMP) ## measure producers and consumers beside a bare path, p
 	@$(BIN)/python benchmarks/clients.py $(ARGS)
 
 bench-small: $(STAMP) ## measure small traffic by process, print JSON (ARGS="--rounds 1")
-	@$(BIN)/python benchmarks/small_traffic.py $(ARGS)
+	@PYTHONPATH=benchmarks:$$PYTHONPATH $(BIN)/python benchmarks/small_side/small_traffic.py $(ARGS)
 
 bench-store: $(STAMP) ## measure the broker's store beside the raw disk, print JSON (ARGS=--quick)
 	@$(BIN)/python benchmarks/store.py $(ARGS)

@@ -584,7 +584,7 @@ def _is_answered(call: _Call) -> bool:
 
 
 def _is_doubtful(batch: OutgoingBatch, call: _Call) -> bool:
-    """True if nobody knows whether the broker stored the batch, by this call or one before."""
+    """True if the broker may have stored the batch, by this call or one before, and has not said so."""
     if batch.doubtful or not call.done():
         return batch.doubtful
     error = asyncio.CancelledError() if call.cancelled() else call.exception()

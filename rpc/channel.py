@@ -105,7 +105,8 @@ class WebSocketChannel:
         """Fail the calls whose time is over.  One timer serves all of them, because nearly every call ends before."""
         now = self._loop.time()
         self._timer, self._next_end = None, _NEVER
-        for correlation_id in [one for one, end in self._ends.items() if end <= now]:
+        late = [correlation_id for correlation_id, end in self._ends.items() if end <= now]
+        for correlation_id in late:
             future, kind, timeout_ms = self._waiting.pop(correlation_id)
             del self._ends[correlation_id]
             if not future.done():

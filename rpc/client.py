@@ -442,9 +442,8 @@ class BrokerClient:
 
     async def channel(self) -> Channel:
         """The open channel.  Raises NotSentError."""
-        channel = self._channel
-        if channel is not None and not channel.closed and not self._queued:
-            return channel
+        if self._channel is not None and not self._channel.closed and not self._queued:
+            return self._channel
         # While others wait, the lock is taken for an open channel too, so that no call overtakes theirs.
         self._queued += 1
         try:
@@ -459,12 +458,7 @@ class BrokerClient:
     async def call(
         self, request: Request, payload: bytes = b"", *, wait_ms: int = 0
     ) -> tuple[Answer, memoryview]:
-        """
-        One data call.
-
-        At most `PULLS_AT_ONCE_MAX` pulls are at the broker; the others wait here, and pulls then wait only
-        `PULL_TURN_MS` at the broker, so that all get a turn.
-        """
+        """One data call.  Pulls over `PULLS_AT_ONCE_MAX` wait here, and each then has `PULL_TURN_MS` at the broker, in turn."""
         if not isinstance(request, Pull | PullShared):
             return await self._call(request, payload, wait_ms)
         async with self._pulls:

@@ -40,7 +40,7 @@ class WorkerThread:
                 value = function(*args)
             except BaseException as raised:  # noqa: BLE001 - it is the caller's
                 error = raised
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and no caller waits
                 loop.call_soon_threadsafe(_finish, future, value, error)
             del job, loop, future, function, args, value, error
 

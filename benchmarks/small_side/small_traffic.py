@@ -3,7 +3,7 @@
 `--rates 500,5000`, `--groups 1,5`, `--seconds N` (6) of each rate, `--rounds N` (3), `--uvloop` (clients run on
 asyncio's own loop), `--idle N` (0) consumers for `--seconds`.  Processor time is user and system time of all threads of
 a process, in µs a message, and a group; another tree is measured with `PYTHONPATH` of the folder that has it as
-`keylane`.  A group is sent after the one before was handled, so that its figures depend little on other work of the
+`keylane`, and of `benchmarks`.  A group is sent after the one before was handled, so that its figures depend little on other work of the
 machine: a steady rate on a busy machine makes larger batches.
 """
 
@@ -234,7 +234,7 @@ class Take:
         used = {"consumers": line_of(process)["cpu_s"]}
         used |= {name: cpu_seconds(pid) - before[name] for name, pid in pids.items()}
         process.wait()
-        return {f"idle_{name}_core": one / self._options.seconds for name, one in used.items()}
+        return {f"idle_{name}_core": used[name] / self._options.seconds for name in used}
 
 
 def run_role(options: argparse.Namespace) -> None:
@@ -267,15 +267,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=".") as folder, ExitStack() as stack:
         take = Take(BenchCluster(Path(folder), stack), options)
         for _ in range(options.rounds):
-            found = take.single()
+            taken = take.single()
             for rate in filter(None, options.rates.split(",")):
-                found |= take.steady(int(rate))
+                taken |= take.steady(int(rate))
             for size in filter(None, options.groups.split(",")):
-                found |= take.grouped(int(size))
+                taken |= take.grouped(int(size))
             if options.idle:
-                found |= take.idle(options.idle)
-            figures.append(found)
-    medians = {key: round(statistics.median(one[key] for one in figures), 3) for key in figures[0]}
+                taken |= take.idle(options.idle)
+            figures.append(taken)
+    medians = {
+        key: round(statistics.median(taken[key] for taken in figures), 3) for key in figures[0]
+    }
     print(json.dumps({"machine": machine(), "rounds": options.rounds} | medians, indent=2))
 
 
