@@ -34,7 +34,7 @@ from ..rpc.operating.metrics import ServerMetrics
 from ..rpc.operating.probes import metrics_route
 from ..rpc.operating.served_network import ServedNetwork
 from ..rpc.server import ControlRoute, Server, document_route
-from ..rpc.turns.worker_thread import WorkerThread
+from ..rpc.threads.worker_thread import WorkerThread
 from .control import BrokerControl
 from .metrics import BrokerMetrics
 from .parking import Parking

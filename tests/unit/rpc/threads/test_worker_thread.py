@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from keylane.rpc.turns.worker_thread import WorkerThread
+from keylane.rpc.threads.worker_thread import WorkerThread
 
 
 @pytest.fixture
