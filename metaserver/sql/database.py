@@ -17,22 +17,24 @@ import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from ...protocol.clock import Clock
 from ...protocol.errors import ConfigError, DataFolderError
 from ...protocol.membership.versions import VERSION
 from .clock_restart import adopt_boot
 from .cluster_facts import open_cluster
-from .dialect import BUSY_MS
+from .dialect import BUSY_MS, prepare_sqlite
 from .group_write import GroupWriter
 from .postgres import PostgresDatabase
-from .sqlite_driver import SqliteThreads
-from .transactions import ending_error
+from .sqlite_driver import open_connection
+from .transactions import TransactionRunner, run_transaction
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -77,12 +79,14 @@ class SqliteDatabase:
 
     name = "sqlite"
 
-    def __init__(self, write: SqliteThreads, renew: SqliteThreads, read: SqliteThreads) -> None:
+    def __init__(self, write: AsyncEngine, renew: AsyncEngine, read: AsyncEngine) -> None:
         self._write = write
         self._renew = renew
         self._read = read
-        self._closed = False
-        self._writer = GroupWriter(lambda work, durable: (write if durable else renew).run(work))
+        self._reads = TransactionRunner()
+        self._writer = GroupWriter(
+            lambda work, durable: run_transaction(write if durable else renew, work)
+        )
         self._file: tuple[Path, int] | None = None
         """The file and its inode, once it is open."""
 
@@ -132,16 +136,14 @@ class SqliteDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.read`."""
-        if self._closed:
-            raise ending_error()
-        return await self._read.run(lambda connection: work(connection, *args, **kwargs))
+        return await self._reads.run(self._read, work, *args, **kwargs)
 
     async def close(self) -> None:
         """Close every connection, after the transactions that run."""
-        self._closed = True
         await self._writer.close()
-        for threads in (self._write, self._renew, self._read):
-            await threads.close()
+        await self._reads.close()
+        for engine in (self._write, self._renew, self._read):
+            await engine.dispose()
 
 
 SqlDatabase = SqliteDatabase | PostgresDatabase
@@ -195,7 +197,7 @@ async def open_database(
 
 
 def _embedded(folder: Path) -> URL:
-    """Return the URL of the embedded database; tried here, for an error that names the folder."""
+    """Return the URL of the embedded database; tried here, because the driver's thread outlives a failure."""
     try:
         sqlite3.connect(folder / FILE).close()
     except sqlite3.Error as error:
@@ -242,8 +244,12 @@ async def _set_write_ahead(path: str) -> None:
 def _engines(url: URL, clock: Clock, *, broker_ttl_ms: int) -> SqlDatabase:
     if url.get_backend_name() == "postgresql":
         return PostgresDatabase(url, clock, broker_ttl_ms=broker_ttl_ms)
-    return SqliteDatabase(
-        SqliteThreads(url, clock),
-        SqliteThreads(url, clock, durable=False),
-        SqliteThreads(url, clock, threads=READERS, reads=True),
-    )
+    connect = partial(open_connection, url.database or "")
+    engine = partial(create_async_engine, url, max_overflow=0, async_creator=connect)
+    write = engine(pool_size=1)
+    renew = engine(pool_size=1)
+    read = engine(pool_size=READERS)
+    prepare_sqlite(write.sync_engine, clock)
+    prepare_sqlite(renew.sync_engine, clock, durable=False)
+    prepare_sqlite(read.sync_engine, clock, reads=True)
+    return SqliteDatabase(write, renew, read)

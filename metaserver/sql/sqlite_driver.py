@@ -1,76 +1,68 @@
-"""SQLite whose transactions each run whole in a thread: one hop there and back, however many statements they have.
+"""aiosqlite with fewer hops: a statement crosses to the connection's thread and back once, not four times.
 
-A hop waits for a thread on a busy machine, and a transaction has a dozen statements; joins and hand-overs wait for them.
+Each hop waits for a thread on a busy machine, and a transaction has a dozen statements; hand-overs wait for them.
 
-    async driver     begin ⇄   statement ⇄   statement ⇄   …   commit ⇄
-    here             begin, statements, commit ⇄
-
-Work may therefore run at the same time as the event loop: it uses its connection and its arguments, and no state of a
-service.
+    aiosqlite     make cursor ⇄   execute ⇄   fetch all ⇄   close ⇄
+    here          execute and fetch all ⇄
 """
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from functools import partial
-from typing import TypeVar
+from typing import Any, Self
 
-import sqlalchemy as sa
-from sqlalchemy.engine import URL, Connection
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import QueuePool
+import aiosqlite
 
-from ...protocol.clock import Clock
-from .dialect import prepare_sqlite
-from .transactions import storage_error
-
-T = TypeVar("T")
+CHUNK_ROWS = 64
+"""A parameter of aiosqlite for iteration, which is not used here."""
 
 
-class SqliteThreads:
-    """
-    An SQLite file with one connection for each of its threads, which are made when they are first needed.
+class _Cursor(aiosqlite.Cursor):
+    """A cursor that fetches all rows with the execution; it is made and closed without a hop."""
 
-    Args:
-        url: of the file, with any driver.
-        clock, durable, reads: see `prepare_sqlite`.
-        threads: transactions that run at once.
-    """
+    _rows: list[Any]
 
-    def __init__(
-        self, url: URL, clock: Clock, *, threads: int = 1, durable: bool = True, reads: bool = False
-    ) -> None:
-        self._engine = sa.create_engine(
-            url.set(drivername="sqlite"),
-            # A connection is used by one thread at a time, which may be another one each time.
-            creator=partial(sqlite3.connect, url.database or "", check_same_thread=False),
-            poolclass=QueuePool,
-            pool_size=threads,
-            max_overflow=0,
-        )
-        prepare_sqlite(self._engine, clock, durable=durable, reads=reads)
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="sqlite")
+    async def __aenter__(self) -> Self:
+        return self
 
-    async def run(self, work: Callable[[Connection], T]) -> T:
-        """
-        Return what `work` returns, in a transaction of its own.
+    async def execute(self, sql: str, parameters: Iterable[Any] | None = None) -> Self:
+        self._rows = await self._execute(self._run, sql, parameters or ())  # type: ignore[no-untyped-call]
+        return self
 
-        Raises:
-            What `work` raises, and StorageError.
-        """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
+    def _run(self, sql: str, parameters: Iterable[Any]) -> list[Any]:
+        cursor = self._cursor.execute(sql, parameters)  # type: ignore[arg-type]
+        return [] if cursor.description is None else cursor.fetchall()
 
-    def _run(self, work: Callable[[Connection], T]) -> T:
-        try:
-            with self._engine.begin() as connection:
-                return work(connection)
-        except (SQLAlchemyError, OSError) as error:
-            raise storage_error(error, self._engine) from error
+    async def fetchall(self) -> list[Any]:
+        rows, self._rows = self._rows, []
+        return rows
 
     async def close(self) -> None:
-        """Wait for the transactions that run, and close every connection."""
-        await asyncio.to_thread(self._threads.shutdown)
-        self._engine.dispose()
+        self._cursor.close()
+
+
+class FewHopsConnection(aiosqlite.Connection):
+    """A connection for SQLAlchemy, which uses cursors in one way only: execute, fetch all, close."""
+
+    def cursor(self) -> _Cursor:  # type: ignore[override]  # aiosqlite's is awaited or entered, this one entered
+        """Make a cursor; enter it before use."""
+        return _Cursor(self, self._conn.cursor())
+
+    async def rollback(self) -> None:
+        """Roll back the transaction, if there is one; the pool calls this for every returned connection."""
+        if self._conn.in_transaction:
+            await super().rollback()
+
+
+async def open_connection(database: str) -> FewHopsConnection:
+    """Open an SQLite file, for `create_async_engine(async_creator=…)`."""
+    # Used by one thread at a time: the connection's own, or the event loop while that one is idle.
+    connector = partial(sqlite3.connect, database, check_same_thread=False)
+    connection = FewHopsConnection(connector, CHUNK_ROWS)
+    connection._thread.daemon = (
+        True  # as in SQLAlchemy: an open connection does not keep the process alive
+    )
+    await connection
+    return connection

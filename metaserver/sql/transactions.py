@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -86,7 +86,7 @@ def ending_error() -> StorageError:
     return StorageError("the metaserver is ending; ask another, or again", operation="query")
 
 
-def storage_error(error: Exception, engine: AsyncEngine | Engine) -> StorageError:
+def storage_error(error: Exception, engine: AsyncEngine) -> StorageError:
     """The StorageError for an error of the driver; its message says what to do."""
     said = str(getattr(error, "orig", None) or error).splitlines()[0]
     where = engine.url.render_as_string(hide_password=True)

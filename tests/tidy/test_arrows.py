@@ -73,7 +73,7 @@ HOME_OF: dict[str, list[str]] = {
     ],
     "cryptography": ["rpc/tls/contexts.py", "rpc/access/signing.py", "cli/commands/cluster/*"],
     "jwt": ["metaserver/access/issuer.py"],
-    "aiosqlite": [],
+    "aiosqlite": ["metaserver/*"],
     "asyncpg": ["metaserver/*"],
     "alembic": ["metaserver/*", "migrations/*", "outbox/alembic.py", "sink/alembic.py"],
     "pyspark": ["spark/*"],

@@ -1,15 +1,13 @@
-"""The embedded database: transactions that run whole in threads."""
+"""The few hops of the embedded database's connections."""
 
 from __future__ import annotations
-
-import asyncio
-import threading
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from keylane.metaserver.sql.database import READERS, open_database
+from keylane.metaserver.sql.database import open_database
+from keylane.metaserver.sql.sqlite_driver import FewHopsConnection
 from keylane.protocol.errors import StorageError
 from sim.machines.clock import ManualClock
 
@@ -23,6 +21,20 @@ async def database(tmp_path):
         yield opened
 
 
+@pytest.fixture
+def hops(monkeypatch):
+    """Counts the hops to a connection's thread."""
+    seen = []
+    real = FewHopsConnection._execute
+
+    async def counted(self, function, *args, **kwargs):
+        seen.append(function)
+        return await real(self, function, *args, **kwargs)
+
+    monkeypatch.setattr(FewHopsConnection, "_execute", counted)
+    return seen
+
+
 def _make(connection):
     connection.execute(sa.text("CREATE TABLE t (a INTEGER PRIMARY KEY, b TEXT)"))
 
@@ -34,78 +46,10 @@ def _fill(connection):
     return [dict(row) for row in rows]
 
 
-def _empty(connection):
-    return connection.execute(sa.text("DELETE FROM t")).rowcount
-
-
-async def test_transaction_runs_whole_in_another_thread(database):
-    """All statements of a work run where the work runs, and the event loop goes on meanwhile."""
-    began, end = threading.Event(), threading.Event()
-
-    def work(connection):
-        began.set()
-        assert end.wait(10)
-        return threading.get_ident(), _fill(connection)
-
-    running = asyncio.create_task(database.write(work))
-    while not began.is_set():
-        await asyncio.sleep(0.001)
-    assert not running.done()
-    end.set()
-    thread, rows = await running
-    assert thread != threading.get_ident()
-    assert rows == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
-
-
-async def test_reads_run_at_the_same_time_and_beside_a_write(database):
-    """Each of the readers' threads has a connection, and the writer another one."""
-    meeting = threading.Barrier(READERS + 1)
-
-    def work(connection):
-        meeting.wait(10)
-        return connection.execute(sa.text("SELECT count(*) FROM t")).scalar_one()
-
-    answers = await asyncio.gather(
-        database.write(work), *(database.read(work) for _ in range(READERS))
-    )
-    assert answers == [0] * (READERS + 1)
-
-
-async def test_transaction_is_finished_when_its_caller_is_cancelled(database):
-    """The work stays done, and the connection serves the next one."""
-    began, end = threading.Event(), threading.Event()
-
-    def work(connection):
-        began.set()
-        assert end.wait(10)
-        _fill(connection)
-
-    calling = asyncio.create_task(database.write(work))
-    while not began.is_set():
-        await asyncio.sleep(0.001)
-    calling.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await calling
-    end.set()
-    assert await database.write(_empty) == 2
-
-
-async def test_database_refuses_works_when_it_is_closed(database):
-    """Those that run are finished first; close waits for them."""
-    done = []
-
-    def work(connection):
-        _fill(connection)
-        done.append(True)
-
-    running = asyncio.create_task(database.write(work))
-    await asyncio.sleep(0)
-    await database.close()
-    assert done == [True]
-    await running
-    for run in (database.write, database.read):
-        with pytest.raises(StorageError, match="ending"):
-            await run(_make)
+async def test_statement_takes_one_hop(database, hops):
+    """Two statements in a transaction: begin, both, commit, and no further hop."""
+    assert await database.write(_fill) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+    assert len(hops) == 4
 
 
 async def test_failed_transaction_is_rolled_back(database):
@@ -126,7 +70,7 @@ async def test_failed_transaction_is_rolled_back(database):
 
 
 async def test_statement_takes_many_rows(database):
-    """Statements with many parameter sets and results of many rows."""
+    """Statements with many parameter sets and results of many rows take one hop too."""
     rows = [{"a": number, "b": str(number)} for number in range(1000)]
 
     def fill(connection):
