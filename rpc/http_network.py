@@ -391,7 +391,7 @@ def _check_answerer(version: str | None, method: str) -> None:
     try:
         check_server(version, VERSION)
     except KeylaneError as error:
-        if method == "GET":
+        if method == aiohttp.hdrs.METH_GET:
             raise
         raise error.copy(Fate.UNKNOWN) from None
 
