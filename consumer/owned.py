@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NoReturn
 
-from ..protocol.errors import PartitionUnknownError, SeekRefusedError
+from ..protocol.errors import InvalidRequestError, PartitionUnknownError, SeekRefusedError
 from ..rpc.connections import Connections
 from ..rpc.home import Home
 from .assignments import Assignments
@@ -101,6 +102,7 @@ class Owned:
 
         Raises:
             PartitionUnknownError: a partition is not assigned now; nothing has changed.
+            InvalidRequestError: a list or a text in place of the id of a partition.
             ClosedError, ForkedError, OtherLoopError: the consumer is not open here.
         """
         ids = partition_ids or tuple(client.partition_id for client in self._all_clients)
@@ -111,6 +113,10 @@ class Owned:
             part._home.check()
         owned = {client.partition_id for client in self._all_clients}
         for partition_id in partition_ids:
+            if isinstance(partition_id, Iterable):
+                raise InvalidRequestError(
+                    f"partitions are given one by one, as pause(3, 5), not {partition_id!r:.40}"
+                )
             if partition_id not in owned:
                 raise PartitionUnknownError(
                     f"partition {partition_id!r:.40} is not assigned to this consumer",

@@ -66,6 +66,18 @@ def keylane_cluster(request: pytest.FixtureRequest) -> Iterator[VirtualCluster]:
     cluster.close()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
+    """Refuse an async fixture that takes the cluster: another plugin would run it in real time, where its address is another's."""
+    fixture = inspect.unwrap(fixturedef.func)
+    is_async = inspect.iscoroutinefunction(fixture) or inspect.isasyncgenfunction(fixture)
+    if is_async and FIXTURE in inspect.signature(fixture).parameters:
+        raise ConfigError(
+            f"async fixture {fixturedef.argname!r} takes {FIXTURE}, and would run outside of its virtual time: "
+            "make it an async function that the test awaits, or an async context manager"
+        )
+
+
 def _seed(text: str) -> int | None:
     if text == "random":
         return None

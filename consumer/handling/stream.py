@@ -230,12 +230,12 @@ class Stream:
         self._begin_waiting("batches()")
         try:
             while True:
+                await asyncio.sleep(0)  # before a batch is taken: a cancellation here loses none
                 self._check_open()
                 while self._stored:
                     self._arrow.put(self._stored.popleft())
                 batch = self._arrow.take()
                 if batch is not None:
-                    await asyncio.sleep(0)
                     return batch
                 await self._wait_for_work(self._arrow.next_ns())
         finally:
@@ -249,11 +249,10 @@ class Stream:
         self._begin(manner)
 
     def _begin(self, manner: str) -> None:
-        if self._manner != manner:
-            if self._manner:
-                raise MixedUseError(
-                    f"{manner} of a consumer that gives its messages by {self._manner}"
-                )
+        if self._manner and self._manner != manner:
+            self._check_open()
+            raise MixedUseError(f"{manner} of a consumer that gives its messages by {self._manner}")
+        if not self._manner:
             self._manner = manner
             self._begun.set()
         self._asked.set()

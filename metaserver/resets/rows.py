@@ -228,7 +228,9 @@ def _check_free(connection: Connection, group_id: int, reset_id: int) -> None:
         return
     live = connection.execute(_live, which).scalar_one()
     if live:
-        raise GroupBusyError(f"the consumer group has {live} live consumers", sessions=live)
+        raise GroupBusyError(
+            f"the consumer group has {counted(live, 'live consumer')}", sessions=live
+        )
 
 
 def end_reset(

@@ -69,6 +69,28 @@ def test_option_that_cannot_work_is_told_with_the_marker(tmp_path: Path, options
     assert said in run.stdout
 
 
+@pytest.mark.parametrize("mode", ["auto", "strict"])
+@pytest.mark.parametrize("ends", ["return", "yield"])
+def test_async_fixture_is_refused_when_it_takes_the_cluster(tmp_path: Path, mode: str, ends: str):
+    """Its calls would go to whatever real program listens on the address of the cluster."""
+    test = tmp_path / "test_fixtures.py"
+    test.write_text(
+        "import pytest\n\n@pytest.fixture\nasync def orders(keylane_cluster):\n"
+        f"    await keylane_cluster.create_subject('orders')\n    {ends} 'orders'\n\n"
+        "async def test_it(keylane_cluster, orders): ...\n"
+    )
+    words = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o")
+    run = subprocess.run(
+        (*words, f"asyncio_mode={mode}", str(test)),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert run.returncode == 1
+    assert "async fixture 'orders' takes keylane_cluster, and would run outside" in run.stdout
+
+
 def test_plugin_imports_no_cluster_before_a_test_asks_for_one():
     """Each run of pytest imports it, with keylane installed; and keylane imports nothing of it."""
     code = (

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from keylane.consumer.delivery.pulled_batch import PulledBatch
 from keylane.consumer.handling.arrow_stream import ArrowStream
+from keylane.consumer.handling.stream import Stream
 from keylane.protocol.batch import encode_batch
+from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import InvalidRequestError, LeaseLostError
 from keylane.protocol.offsets import Range
 from keylane.protocol.record import HEADER_BYTES, Compression, read_record, stamp
@@ -155,3 +159,16 @@ def test_rows_of_parked_keys_are_in_no_batch():
     assert stream.waiting == 2
     assert stream.take().start_offset == 8
     assert stream.take() is None
+
+
+async def test_batch_stays_for_the_next_one_who_asks_when_the_wait_is_cancelled():
+    """A time limit around `anext(consumer.batches())` that ends at any step loses no batch."""
+    stream = Stream(clock=SystemClock(), handover_ms=0, check=lambda: None)
+    stream.put_batch(stored(ArrowClient(1), 0, 3))
+    asking = asyncio.create_task(stream.take_arrow())
+    await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    batch = await asyncio.wait_for(stream.take_arrow(), 30)
+    assert (batch.start_offset, batch.next_offset) == (0, 3)

@@ -324,6 +324,10 @@ async def test_messages_are_taken_in_one_way():
     with pytest.raises(MixedUseError):
         await stream.take_arrow()
     assert [message.offset for message in await stream.take_many(1, 1_000)] == [1]
+    await stream.close()
+    for ask in (stream.next, stream.take_arrow):
+        with pytest.raises(StopAsyncIteration):
+            await ask()
 
 
 async def test_paused_partition_is_held_back_in_its_order():
