@@ -101,8 +101,11 @@ def _bytes_of(array: Any) -> tuple[I64, Any]:
 
 
 def _numbers(array: Any) -> I64:
-    numbers: I64 = array.to_numpy().astype(np.int64)
-    return numbers
+    if not len(array):
+        return np.zeros(0, np.int64)
+    # `to_numpy` would import pandas.
+    numbers = np.frombuffer(array.buffers()[1], np.int32, len(array), 4 * array.offset)
+    return numbers.astype(np.int64)
 
 
 def _array(numbers: I64) -> Any:
