@@ -15,7 +15,7 @@ Source: Kafka's batch reader binds its end late in each task; a retry can then s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
@@ -159,18 +159,18 @@ def check_named(routes: Sequence[Route], options: ReadOptions) -> None:
         for partition in route.partitions
         if partition.state in _WITH_DATA
     }
-    named = set(options.partitions or ())
+    named: dict[str, Iterable[int]] = {"partitions": options.partitions or ()}
     if options.fail_on_data_loss:
-        for bound in (options.start, options.end):
-            named |= bound.by_partition.keys()
-    unknown = sorted(named - stored)
-    if unknown:
-        subjects = ", ".join(options.subjects)
-        raise PartitionUnknownError(
-            f"subject {subjects} has no data in partition {unknown[0]}",
-            partition_id=unknown[0],
-            subject=subjects,
-        )
+        named |= {"start": options.start.by_partition, "end": options.end.by_partition}
+    for option, numbers in named.items():
+        unknown = sorted(set(numbers) - stored)
+        if unknown:
+            subjects = ", ".join(options.subjects)
+            raise PartitionUnknownError(
+                f"{option}: subject {subjects} has no data in partition {unknown[0]}",
+                partition_id=unknown[0],
+                subject=subjects,
+            )
 
 
 def _holders(route: Route, options: ReadOptions) -> set[int]:
@@ -247,7 +247,7 @@ def _range_of(
         start, end = max(start, first), max(end, first)
     if start > end:
         raise OffsetOutOfRangeError(
-            f"the start, {start}, is after the end, {end}, in partition {partition.partition_id}",
+            f"start: offset {start} is after the end, {end}, in partition {partition.partition_id}",
             partition_id=partition.partition_id,
             offset=start,
             first_offset=answer.first_offset,

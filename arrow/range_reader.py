@@ -54,7 +54,7 @@ def read_ranges(options: ReadOptions, ranges: Sequence[PlannedRange]) -> Iterato
     """
     Yield the rows of the ranges as Arrow batches, range after range in their order.  Blocks.
 
-    An Arrow batch has rows of one range.  `options.bytes_per_second` limits what this call receives.
+    An Arrow batch may have rows of several ranges, where they are small.  `options.bytes_per_second` limits what this call receives.
 
     Raises:
         OffsetOutOfRangeError: rows of a range are no longer stored; its details name the partition and what is.

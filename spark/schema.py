@@ -48,6 +48,10 @@ _SPARK: dict[str, DataType] = {
 }
 
 
+_READ = "keylane.read"
+"""Metadata of the column `key` of a read: its rows have an order."""
+
+
 def spark_schema(
     columns: Sequence[str] = COLUMNS, value_type: pa.DataType | None = None
 ) -> StructType:
@@ -58,7 +62,20 @@ def spark_schema(
         value_type: of the column `value`, where it is decoded.
     """
     types = _SPARK if value_type is None else {**_SPARK, "value": _spark_type(value_type)}
-    return StructType([StructField(name, types[name]) for name in columns])
+    marks = {"key": {_READ: True}}
+    return StructType(
+        [StructField(name, types[name], metadata=marks.get(name)) for name in columns]
+    )
+
+
+def key_was_read(schema: StructType) -> bool:
+    """
+    True if the column `key` of a frame is that of a read, whatever was done to the other columns.
+
+    Spark keeps the metadata of a column through select, filter, join, groupBy and Parquet files, and drops it where the
+    column is computed anew.
+    """
+    return any(each.name == "key" and bool(each.metadata.get(_READ)) for each in schema.fields)
 
 
 def schema_of(options: ReadOptions) -> StructType:
@@ -101,7 +118,8 @@ def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
     source nothing else of it when the table is read.
     """
     first, *rest = schema.fields
-    kept = StructField(first.name, first.dataType, metadata={_OPTIONS: dict(options)})
+    metadata = {**first.metadata, _OPTIONS: dict(options)}
+    kept = StructField(first.name, first.dataType, metadata=metadata)
     return StructType([kept, *rest])
 
 

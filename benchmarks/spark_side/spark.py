@@ -189,6 +189,7 @@ class SparkBench:
         self._writes += 1
         writer = self.parquet().select("key", "value").write.format("keylane").mode("append")
         subject = f"written-{self._writes}"
+        writer = writer.option("order", "none")  # rows of files have no order
         writer.options(meta=self.cluster.meta, subject=subject, partitions=PARTITIONS).save()
 
     def round(self, watch: Stopwatch) -> dict[str, float]:

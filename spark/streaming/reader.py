@@ -200,7 +200,7 @@ class _Driver:
                 self._lose(view, LostRange(number, begin, stored.first))
             if begin > stored.end:
                 raise OffsetOutOfRangeError(
-                    f"offset {begin} is not in partition {number}",
+                    f"start: offset {begin} is not in partition {number}, which has [{stored.first}, {stored.end})",
                     partition_id=number,
                     offset=begin,
                     first_offset=stored.first,

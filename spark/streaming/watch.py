@@ -95,7 +95,7 @@ class Watch:
         view = await self.patiently(lambda: self._look(offset))
         missing = sorted((self._options.partitions or set()) - view.lineage.branches.keys())
         if missing:
-            raise self._no_partition(missing[0])
+            raise self._no_partition("partitions", missing[0])
         return view
 
     async def places(self, view: View, bound: ReadBound) -> dict[int, int]:
@@ -105,7 +105,8 @@ class Watch:
         known = self._every if bound.manifest else lineage.branches.keys()
         unknown = sorted(bound.by_partition.keys() - known)
         if unknown:
-            raise self._no_partition(unknown[0])
+            option = "start" if bound is self._options.start else "end"
+            raise self._no_partition(option, unknown[0])
         numbers = [number for number, branch in lineage.branches.items() if not branch.gone]
         offsets = await self.patiently(
             lambda: _all(self._place(view, number, bound.at(number)) for number in numbers)
@@ -176,10 +177,10 @@ class Watch:
             )
         }
 
-    def _no_partition(self, partition_id: int) -> PartitionUnknownError:
+    def _no_partition(self, option: str, partition_id: int) -> PartitionUnknownError:
         subjects = ", ".join(self._options.subjects)
         return PartitionUnknownError(
-            f"subject {subjects} has no partition {partition_id}",
+            f"{option}: subject {subjects} has no partition {partition_id}",
             partition_id=partition_id,
             subject=subjects,
         )

@@ -23,6 +23,7 @@ from ...protocol.errors import ConfigError
 from ...protocol.operations import hidden_name
 from ...rpc.network import Network
 from ..failure import readable_errors
+from ..schema import key_was_read
 from .guard import guarded_columns
 from .hidden import HiddenSubject
 from .job import TaskReport, WriteOptions, check_job, parse_write_options
@@ -71,7 +72,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
                 "keylane subject publish NAME SUBJECT --replace"
             )
         check_columns(schema)
-        guarded_columns(schema.names, options.order)
+        guarded_columns(schema.names, options.order, key_was_read=key_was_read(schema))
         writer = cls(options, job=secrets.token_hex(8), started_at_ns=SystemClock.wall_ns())
         run_with_network(writer._make, options.secured)
         return writer

@@ -17,12 +17,22 @@ import pyarrow as pa
 from ...protocol.errors import RowOrderError
 from .job import Order
 
-PAIRS = (("partition", "offset"), ("queue", "logic_offset"), ("queue", "offset"))
+PAIRS = (
+    ("partition", "offset"),
+    ("queue", "logic_offset"),
+    ("partition", "logic_offset"),
+    ("queue", "offset"),
+)
 
 
-def guarded_columns(names: Sequence[str], order: Order) -> tuple[str, str] | None:
+def guarded_columns(
+    names: Sequence[str], order: Order, *, key_was_read: bool = False
+) -> tuple[str, str] | None:
     """
     The columns to look at, None if there is nothing to look at.
+
+    Args:
+        key_was_read: the column `key` is that of a subject, so its rows had an order.
 
     Raises:
         RowOrderError: they are not there and have to be.
@@ -32,9 +42,14 @@ def guarded_columns(names: Sequence[str], order: Order) -> tuple[str, str] | Non
     for pair in PAIRS:
         if set(pair) <= set(names):
             return pair
-    if order == "required" or {"offset", "logic_offset"} & set(names):
+    if order == "required" or {name for pair in PAIRS for name in pair} & set(names):
         raise RowOrderError(
             f"the columns partition and offset are wanted, and there are {', '.join(names)}"
+        )
+    if key_was_read:
+        raise RowOrderError(
+            "the column key was read from a subject, and the columns partition and offset, which show that the order of "
+            "each key is kept, were dropped: keep them, or set order=none where the rows of a key have no order"
         )
     return None
 

@@ -43,6 +43,7 @@ class WriteOptions:
         subject     the subject to write to                                                required
         partitions  create the subject with this many partitions if it does not exist        it must exist
         order       auto: rows with columns partition (or queue) and offset have to rise   auto
+                    and a key that was read has to come with them
                     required: they have to be there; none: they are not looked at
         hidden      name of the hidden subject that a batch job fills                      SUBJECT.hidden-<id>
         publish     false: fill `hidden`, and leave it hidden                              true

@@ -29,6 +29,7 @@ from ...protocol.batch import BYTES_PER_MESSAGE, join_columns
 from ...protocol.errors import KeylaneError, RowsInvalidError
 from ...protocol.limits import KEY_BYTES_MAX, LOGICAL_PARTITIONS
 from ...protocol.message import pack_properties
+from .packed_properties import packed_maps
 
 BATCH_ROWS = 8_192
 BATCH_BYTES = 256 << 10
@@ -253,7 +254,10 @@ class RowReader:
         return logical
 
     def _packed(self, properties: Any) -> Column:
-        packed: list[bytes] = []
+        whole = packed_maps(properties)
+        if whole is not None:
+            return Column(whole)
+        packed: list[bytes] = []  # row by row, to name the one that is wrong
         for index, entries in enumerate(properties.to_pylist()):
             try:
                 packed.append(pack_properties(dict(entries)) if entries else b"")

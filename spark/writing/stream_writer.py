@@ -20,6 +20,7 @@ from ...protocol.errors import ConfigError
 from ...rpc.client import MetaClient
 from ...rpc.network import Network
 from ..failure import readable_errors
+from ..schema import key_was_read
 from .batch_writer import TaskDone
 from .guard import guarded_columns
 from .job import TaskReport, WriteOptions, check_sources, parse_write_options
@@ -70,7 +71,7 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
                 'a stream is written with outputMode("append") or outputMode("update")'
             )
         check_columns(schema)
-        guarded_columns(schema.names, options.order)
+        guarded_columns(schema.names, options.order, key_was_read=key_was_read(schema))
 
         async def look(network: Network) -> None:
             await MetaClient(network, options.meta).route(options.subject)

@@ -156,3 +156,20 @@ def test_shuffled_rows_are_refused(spark, file_cluster, rows, write):
     write(frame.orderBy(functions.desc("offset")), "copy", order="none")
     assert numbers(spark, file_cluster.meta, "copy") == Counter(dict.fromkeys(range(COUNT), 2))
     assert RowsDifferError.code == 1314
+
+
+def test_write_without_the_columns_of_its_read_is_refused(spark, file_cluster, rows, write):
+    """Whatever was done to the values; a key of another origin, and a key that is made anew, are not known to have an order."""
+    write(rows.limit(10), "narrow", partitions="1")
+    read = spark.read.format("keylane").option("meta", file_cluster.meta)
+    frame = read.option("subject", "narrow").load()
+    changed = frame.select("key", functions.upper(frame.value.cast("string")).alias("value"))
+    counts = frame.groupBy("key").agg(functions.count("*").cast("string").alias("value"))
+    for dropped in (frame.select("key", "value"), changed, counts, frame.drop("offset")):
+        with pytest.raises(AnalysisException) as caught:
+            write(dropped, "narrower", partitions="1")
+        assert isinstance(error_in(str(caught.value)), RowOrderError)
+    write(changed, "narrower", partitions="1", order="none")
+    made = frame.select(functions.lit("k").alias("key"), "value")
+    write(made, "narrower")
+    assert numbers(spark, file_cluster.meta, "narrower") == Counter(dict.fromkeys(range(10), 2))

@@ -106,7 +106,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "cli/commands/scheduled": {"integration/brokers/test_scheduled_ends.py": "app messages"},
     "cli/commands/queue": {"integration/operations/test_logic_queues.py": "app read"},
-    "cli/commands/spark": {"spark/test_reprocess_command.py": "app reprocess"},
+    "cli/commands/spark": {"spark/test_reprocess_command.py": "app"},
     "spark/reprocess": {
         "spark/test_reprocess.py": "folder holding run worker",
         "integration/writing/test_reprocess_to_subject.py": "target",

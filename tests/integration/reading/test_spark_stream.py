@@ -223,16 +223,18 @@ def test_checkpoint_beyond_the_end_of_a_partition_is_refused(shared_cluster, sub
     [
         ({"subject": "flight"}, SubjectUnknownError),
         ({"start": '{"999999": 0}'}, PartitionUnknownError),
+        ({"end": '{"999999": 0}'}, PartitionUnknownError),
         ({"partitions": "999999"}, PartitionUnknownError),
     ],
     ids=str,
 )
 def test_stream_of_what_is_not_there_fails_at_its_start(shared_cluster, subject, options, error):
-    """At once, without waiting for it to appear."""
+    """At once, without waiting for it to appear; the error names the option."""
+    (option,) = options
     given = {"meta": shared_cluster.meta, "subject": subject} | options
     reader = KeylaneSource(given).streamReader(spark_schema())
-    with pytest.raises(error, match=f"KEYLANE_{error.code}"):
-        reader.initialOffset()
+    with pytest.raises(error, match=f"(?s)KEYLANE_{error.code}.*{option}"):
+        reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     reader.stop()
 
 
@@ -242,7 +244,7 @@ def test_start_beyond_the_end_is_refused(shared_cluster, subject):
         number = int(min(reader.initialOffset()["offsets"]))
     with (
         streaming(shared_cluster.meta, subject, start=json.dumps({number: 9_999})) as reader,
-        pytest.raises(OffsetOutOfRangeError) as caught,
+        pytest.raises(OffsetOutOfRangeError, match="start: offset 9999") as caught,
     ):
         reader.initialOffset()
     assert (caught.value.partition_id, caught.value.offset) == (number, 9_999)

@@ -149,6 +149,7 @@ def test_offset_that_is_not_there_is_refused(chosen, details):
     with pytest.raises(OffsetOutOfRangeError) as caught:
         planned(options(**chosen))
     assert caught.value.details == details
+    assert str(caught.value.message).startswith(f"{next(iter(chosen))}: offset ")
 
 
 @pytest.mark.parametrize(
@@ -157,8 +158,9 @@ def test_offset_that_is_not_there_is_refused(chosen, details):
     ids=str,
 )
 def test_unknown_partition_is_refused(chosen):
-    """A partition that the subject has not is a typed error that names it."""
-    with pytest.raises(PartitionUnknownError) as caught:
+    """A partition that the subject has not is a typed error that names it, and the option that asks for it."""
+    option = next(iter(chosen))
+    with pytest.raises(PartitionUnknownError, match=f"{option}: .* partition 9") as caught:
         check_named([route(partition(4), partition(3, "sealed"))], options(**chosen))
     assert caught.value.details == {"partition_id": 9, "subject": "flights"}
 

@@ -47,6 +47,17 @@ def test_reader_has_every_row_in_order(filled):
     assert table["offset"].to_pylist() == [*range(100), *range(101)]
 
 
+def test_reader_goes_to_pandas_and_through_the_arrow_stream_that_others_read(filled):
+    """DuckDB and Polars import `__arrow_c_stream__`; pandas has the dtypes of Arrow's own conversion."""
+    columns = ("partition", "offset", "timestamp", "properties")
+    reader = keylane.arrow.read(filled.address, "flights", columns=columns)
+    imported = pa.RecordBatchReader.from_stream(reader).read_all()
+    assert imported["offset"].to_pylist() == [*range(100), *range(101)]
+    frame = keylane.arrow.read(filled.address, "flights", columns=columns).read_pandas()
+    assert frame.groupby("partition")["offset"].max().to_dict() == {3: 99, 4: 100}
+    assert str(frame["timestamp"].dt.tz) == "UTC"
+
+
 def test_reader_has_the_rows_and_columns_asked_for(filled):
     """Start, end, partitions, keys and columns together."""
     reader = keylane.arrow.read(

@@ -38,7 +38,7 @@ from keylane.protocol.limits import PULL_BYTES_MAX
 from keylane.protocol.record import HEADER_BYTES, stamp
 from keylane.protocol.routing import PartitionState
 from keylane.spark.failure import error_in
-from keylane.spark.schema import spark_schema
+from keylane.spark.schema import key_was_read, spark_schema
 from keylane.spark.source import KeylaneReader, KeylaneSource, KeylaneTask
 from support.shelves import SENT_AT_NS, Sent, Shelves
 
@@ -311,6 +311,9 @@ def test_options_of_a_table_travel_in_its_schema(filled):
     schema = StructType.fromJson(KeylaneSource(table).schema().jsonValue())
     assert schema.names == spark_schema().names
     assert planned(KeylaneSource({}).reader(schema)) == [[(3, 0, 40)]]
+    assert key_was_read(schema)
+    keyed = StructType.fromJson(KeylaneSource(table | {"columns": "key"}).schema().jsonValue())
+    assert key_was_read(keyed)
     assert planned(KeylaneSource({"end": '{"3": 9}'}).reader(schema)) == [[(3, 0, 9)]]
 
 

@@ -65,9 +65,22 @@ def test_columns_are_looked_at_when_they_are_there():
     assert guarded_columns(["value", "offset", "partition"], "auto") == PAIR
     assert guarded_columns(["value", "queue", "logic_offset"], "auto") == ("queue", "logic_offset")
     assert guarded_columns(["value", "offset"], "none") is None
-    for names, order in ((["value", "offset"], "auto"), (["value"], "required")):
+    assert guarded_columns(["partition", "logic_offset"], "auto") == ("partition", "logic_offset")
+    for half in ("partition", "offset", "queue", "logic_offset"):
+        with pytest.raises(RowOrderError):
+            guarded_columns(["value", half], "auto")
+    for names, order in ((["partition", "queue"], "auto"), (["value"], "required")):
         with pytest.raises(RowOrderError):
             guarded_columns(names, order)
+
+
+def test_columns_dropped_from_rows_of_a_subject_are_missed():
+    """The key says that the rows had an order.  Nothing is missed with order=none, or while the columns are there."""
+    for names in (["key", "value"], ["key", "value", "partition"]):
+        with pytest.raises(RowOrderError, match="partition and offset"):
+            guarded_columns(names, "auto", key_was_read=True)
+    assert guarded_columns(["key", "value"], "none", key_was_read=True) is None
+    assert guarded_columns(["key", *PAIR], "auto", key_was_read=True) == PAIR
 
 
 def test_source_that_is_no_number_is_refused():

@@ -160,12 +160,18 @@ def test_empty_record_batch_gives_no_rows():
     assert list(BatchCutter().add(whole(rows))) == []
 
 
+def maps(*rows: list[tuple[str, str | None]]) -> pa.Array:
+    return pa.array(rows, pa.map_(pa.string(), pa.string()))
+
+
 @pytest.mark.parametrize(
     ("column", "table"),
     [
         ("value", {"value": pa.array([b"a", None])}),
         ("value", {"value": [b"a", b"x" * (2 << 20)]}),
         ("key", {"value": [b"a", b"b"], "key": [b"", b"k" * 1_025]}),
+        ("properties", {"value": [b"a", b"b"], "properties": maps([("n", "1")], [("n", None)])}),
+        ("properties", {"value": [b"a", b"b"], "properties": maps([], [("n", "x" * 70_000)])}),
         (
             "timestamp",
             {"value": [b"a", b"b"], "timestamp": pa.array([1, None], pa.timestamp("us"))},

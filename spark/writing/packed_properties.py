@@ -1,0 +1,136 @@
+"""A column of properties as messages have them, in MessagePack: no Python object a row.  Pure.
+
+    maps ─▶ one list of pieces: head of the map, then of each entry head of the name, name, head of the text, text
+         ─take─▶ their bytes one after another, and where those of each row begin
+
+Invariants
+    The bytes of a row are those of `pack_properties`; None where they cannot be, so that its caller packs row by row.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...protocol.limits import PROPERTIES_BYTES_MAX
+
+I64 = npt.NDArray[np.int64]
+HEADS = 1 << 16
+"""Lengths whose heads are kept; a longer text is over the limit of properties."""
+ENTRY_PIECES = 4
+_ENTRY = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())])
+
+
+def packed_maps(maps: Any) -> Any | None:
+    """
+    The packed properties of each row, as an array of bytes.
+
+    Args:
+        maps: an array of maps of text to text, or nulls.
+
+    Returns:
+        None if a text is missing or too long, or a name is there twice in a row.
+    """
+    try:
+        entries = maps.cast(pa.map_(pa.string(), pa.string())).cast(pa.list_(_ENTRY))
+    except pa.ArrowException:
+        return None
+    counts = np.diff(_numbers(entries.offsets))
+    if entries.null_count:  # `value_lengths` has nulls, and numpy gets those by way of pandas
+        missing = entries.is_null()
+        bits = np.frombuffer(missing.buffers()[1], np.uint8)
+        bits = np.unpackbits(bits, bitorder="little")[missing.offset :][: len(missing)]
+        counts[bits == 1] = 0
+    flat = entries.flatten()
+    names, texts = flat.field(0), flat.field(1)
+    if names.null_count or texts.null_count or counts.max(initial=0) >= HEADS:
+        return None
+    name_lengths, text_lengths = _lengths(names), _lengths(texts)
+    longest = int(max(name_lengths.max(initial=0), text_lengths.max(initial=0)))
+    if longest >= HEADS or _twice(names, counts):
+        return None
+    heads, most = _text_heads().slice(0, longest + 1), int(counts.max(initial=0))
+    pool = [
+        heads,
+        _map_heads().slice(0, most + 1),
+        names.cast(pa.binary()),
+        texts.cast(pa.binary()),
+    ]
+    of_map, of_name = len(heads), len(heads) + most + 1
+    # A row has a piece for the head of its map, and four for each entry; rows without entries have the empty head.
+    ends = np.cumsum(1 + ENTRY_PIECES * counts)
+    begins = ends - (1 + ENTRY_PIECES * counts)
+    pieces = np.empty(int(ends[-1]) if len(ends) else 0, np.int64)
+    pieces[begins] = of_map + counts
+    numbers = np.arange(len(names))
+    first = numbers * ENTRY_PIECES + 1 + np.repeat(np.arange(len(counts)), counts)
+    pieces[first] = name_lengths
+    pieces[first + 1] = of_name + numbers
+    pieces[first + 2] = text_lengths
+    pieces[first + 3] = of_name + len(names) + numbers
+    edges, blob = _bytes_of(pa.concat_arrays(pool).take(_array(pieces)))
+    edges = edges[np.concatenate([begins, [len(pieces)]])]
+    if int(np.diff(edges).max(initial=0)) > PROPERTIES_BYTES_MAX:
+        return None
+    return pa.Array.from_buffers(pa.large_binary(), len(counts), [None, pa.py_buffer(edges), blob])
+
+
+def _twice(names: Any, counts: I64) -> bool:
+    """Whether a row has a name twice."""
+    encoded = names.dictionary_encode()
+    rows = np.repeat(np.arange(len(counts)), counts)
+    pairs = rows * max(len(encoded.dictionary), 1) + _numbers(encoded.indices)
+    return len(np.unique(pairs)) < len(pairs)
+
+
+def _lengths(array: Any) -> I64:
+    return np.diff(_bytes_of(array)[0])
+
+
+def _bytes_of(array: Any) -> tuple[I64, Any]:
+    """Where each text begins and the last one ends, and the bytes."""
+    _, edges, blob = array.buffers()
+    if edges is None or not len(array):
+        return np.zeros(len(array) + 1, np.int64), pa.py_buffer(b"")
+    begins = np.frombuffer(edges, np.int32, len(array) + 1, 4 * array.offset)
+    return begins.astype(np.int64), pa.py_buffer(b"") if blob is None else blob
+
+
+def _numbers(array: Any) -> I64:
+    if not len(array):
+        return np.zeros(0, np.int64)
+    # `to_numpy` would import pandas.
+    numbers = np.frombuffer(array.buffers()[1], np.int32, len(array), 4 * array.offset)
+    return numbers.astype(np.int64)
+
+
+def _array(numbers: I64) -> Any:
+    # `pa.array(numbers)` would import pandas.
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
+
+
+@cache
+def _text_heads() -> Any:
+    """What stands before a text of each length."""
+    short = [bytes([0xA0 | length]) for length in range(32)]
+    middle = [bytes([0xD9, length]) for length in range(32, 256)]
+    long = [b"\xda" + length.to_bytes(2, "big") for length in range(256, HEADS)]
+    return _texts([*short, *middle, *long])
+
+
+@cache
+def _map_heads() -> Any:
+    """What stands before the entries of a map of each size; a message without properties has no bytes."""
+    short = [b"", *(bytes([0x80 | size]) for size in range(1, 16))]
+    long = [b"\xde" + size.to_bytes(2, "big") for size in range(16, HEADS)]
+    return _texts([*short, *long])
+
+
+def _texts(texts: list[bytes]) -> Any:
+    edges = np.cumsum([0, *map(len, texts)]).astype(np.int32)
+    buffers = [None, pa.py_buffer(edges), pa.py_buffer(b"".join(texts))]
+    return pa.Array.from_buffers(pa.binary(), len(texts), buffers)
