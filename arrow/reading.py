@@ -84,7 +84,7 @@ def read(
     options = ReadOptions(
         meta=tuple(addresses_of(meta)),
         subjects=(Subject(check_name("subject", subject)),),
-        partitions=None if partitions is None else frozenset(partitions),
+        partitions=None if partitions is None else _partitions(partitions),
         keys=None if keys is None else frozenset(_keys(keys)),
         start=_bound("start", start, Edge.EARLIEST),
         end=_bound("end", end, Edge.LATEST),
@@ -135,7 +135,16 @@ def _point(name: str, given: str | datetime) -> Point:
     return Edge(given)
 
 
+def _partitions(partitions: Iterable[int]) -> frozenset[int]:
+    given = list(partitions) if isinstance(partitions, Iterable) else []
+    if not isinstance(partitions, Iterable) or any(type(each) is not int for each in given):
+        raise ConfigError(f"partitions: a list of partition ids is wanted, not {partitions!r:.80}")
+    return frozenset(given)
+
+
 def _columns(columns: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(columns, str):
+        raise ConfigError(f"columns: a list of names is wanted, not {columns!r:.80}")
     names = tuple(columns)
     unknown = [name for name in names if name not in EVERY_COLUMN]
     if unknown or not names or len(set(names)) != len(names):

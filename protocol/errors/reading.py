@@ -38,7 +38,7 @@ class JsonValueError(KeylaneError):
 
     code = 1331
     summary = "a value is not JSON of the schema"
-    hint = "Mend the schema, or read such values as null: bad_values=null."
+    hint = "Mend the schema, or read such values as null: in Spark by the option badValues=null, else by bad_values='null'."
     partition_id = Detail(int)
     offset = Detail(int)
 

@@ -158,7 +158,7 @@ class GroupUnknownError(RefusedError):
 
     code = 1112
     summary = "no such consumer group on this subject"
-    hint = "A group exists from its first consumer on."
+    hint = "A group exists from its first consumer on, or is made by keylane group create SUBJECT NAME."
     subject = Detail(str)
     group = Detail(str)
 

@@ -22,7 +22,7 @@ from ...protocol.operations import hidden_name
 from ...protocol.reprocess.manifest import Manifest, SubjectOutput
 from ...rpc.network import Network
 from ..writing.hidden import HiddenSubject
-from ..writing.job import WriteOptions
+from ..writing.job import WriteOptions, check_unused
 from ..writing.running import run_with_network
 from .rows_stored import HiddenRows
 
@@ -49,11 +49,12 @@ class JobTarget:
         Raises:
             PublishTargetError: it is published already, by hand before the job was complete.
             SubjectUnknownError: the target does not exist, and the options do not say to create it.
+            ConfigError: another job has filled it.
             KeylaneError: what the metaserver answers, or that it does not answer.
         """
         output = _output(manifest)
         view = self._call(output, lambda subject: subject.make())
-        return changed(manifest, output=_with_id(output, view.route.subject_id))
+        return changed(manifest, output=self._unused(output, view.route.subject_id))
 
     def cuts(self, source: str) -> bool:
         """Whether the rows are to take the place of what they are made of."""
@@ -69,10 +70,11 @@ class JobTarget:
         Raises:
             PublishTargetError: the hidden subject is published already.
             PublishOutdatedError: it has rows, and the source was resized or moved since it was made without a cut.
+            ConfigError: another job has filled it.
             KeylaneError: what the metaserver answers, or that it does not answer.
         """
         view, older = self._call(output, lambda subject: subject.cut())
-        return _with_id(output, view.route.subject_id), older
+        return self._unused(output, view.route.subject_id), older
 
     def rows(self, manifest: Manifest) -> HiddenRows:
         """What the tasks have to know."""
@@ -118,6 +120,13 @@ class JobTarget:
         except PublishTargetError:
             return True  # nothing but this job has a hidden subject of its name
         return _output(made) == output
+
+    def _unused(self, output: SubjectOutput, subject_id: int) -> SubjectOutput:
+        """The output with the id of its hidden subject; one with an id that is new to the job has to be empty."""
+        if output.subject_id != subject_id:
+            stored = self._call(output, lambda subject: subject.stored())
+            check_unused(output.hidden, self.options.subject, stored)
+        return _with_id(output, subject_id)
 
     def _call(self, output: SubjectOutput, work: Callable[[HiddenSubject], Awaitable[T]]) -> T:
         async def run(network: Network) -> T:

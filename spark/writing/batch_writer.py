@@ -26,7 +26,7 @@ from ..failure import readable_errors
 from ..schema import key_was_read
 from .guard import guarded_columns
 from .hidden import HiddenSubject
-from .job import TaskReport, WriteOptions, check_job, parse_write_options
+from .job import TaskReport, WriteOptions, check_job, check_unused, parse_write_options
 from .running import run_with_network
 from .schema import check_columns
 from .task import write_task
@@ -78,7 +78,10 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         return writer
 
     async def _make(self, network: Network) -> None:
-        await HiddenSubject(network, self.options, self.hidden).make()
+        subject = HiddenSubject(network, self.options, self.hidden)
+        await subject.make()
+        if self.options.hidden:
+            check_unused(self.hidden, self.options.subject, await subject.stored())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskDone:
         """Write the rows of one task."""

@@ -98,11 +98,14 @@ class OrderGuard:
         falls = np.flatnonzero((np.diff(offsets) <= 0) & (np.diff(parts) == 0))
         if len(falls):
             at = int(falls[0]) + 1
-            raise self._wrong(prefix, int(parts[at]), int(rows[at]), int(offsets[at]))
+            raise self._wrong(
+                f"{prefix}{parts[at]}", int(rows[at]), int(offsets[at]), int(offsets[at - 1])
+            )
         for start, end in pairwise(edges.tolist()):
             source = f"{prefix}{parts[start]}"
-            if int(offsets[start]) <= self._latest.get(source, -1):
-                raise self._wrong(prefix, int(parts[start]), int(rows[start]), int(offsets[start]))
+            latest = self._latest.get(source, -1)
+            if int(offsets[start]) <= latest:
+                raise self._wrong(source, int(rows[start]), int(offsets[start]), latest)
             self._latest[source] = int(offsets[end - 1])
             bits = self.sources.get(source, 0)
             for each in np.unique(logical[start:end]).tolist():
@@ -115,15 +118,10 @@ class OrderGuard:
             raise RowOrderError(f"column {name} holds something else than whole numbers")
         return column.to_numpy(zero_copy_only=False).astype(np.int64)
 
-    def _wrong(self, prefix: str, partition: int, row: int, offset: int) -> RowOrderError:
+    def _wrong(self, source: str, row: int, offset: int, before: int) -> RowOrderError:
         return RowOrderError(
-            f"row {row} of task {self._task} has offset {offset} of {self._partition} {prefix}{partition}, after "
-            f"offset {self._latest_of(prefix, partition, offset)}",
+            f"row {row} of task {self._task} has offset {offset} of {self._partition} {source}, after offset {before}",
             task=self._task,
             row=row,
             offset=offset,
         )
-
-    def _latest_of(self, prefix: str, partition: int, offset: int) -> str:
-        latest = self._latest.get(f"{prefix}{partition}")
-        return f"{latest}" if latest is not None and latest >= offset else f"{offset} or above"

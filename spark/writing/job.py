@@ -30,6 +30,10 @@ Order = Literal["auto", "required", "none"]
 NAMES = ("meta", "subject", "partitions", "order", "hidden", "publish", "timeoutMs", *SECURING)
 SPARK_ADDS = ("path", "checkpointlocation", "provider", "owner", "querycontext")
 """Options that Spark hands over and that are not ours; and every one that begins with `option.`."""
+SQL_WRITES = (
+    "INSERT and CREATE TABLE … AS SELECT of SQL hand a write no options, also not those of the table: "
+    'write by frame.write.format("keylane")'
+)
 TIMEOUT_MS = 120_000
 TIMEOUT_MS_MAX = 3_600_000
 
@@ -91,6 +95,8 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
         problems["hidden"] = "required with publish=false"
     if problems:
         described = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+        if not options.keys() & known:
+            described += f"; {SQL_WRITES}"
         raise ConfigError(f"the options cannot work: {described}", **problems)
     return WriteOptions(**values)  # type: ignore[arg-type]
 
@@ -126,6 +132,24 @@ _PARSERS: Mapping[str, Callable[[str], object]] = {
     "tlsKey": path_of,
     "tokenFile": token_path_of,
 }
+
+
+def check_unused(hidden: str, subject: str, stored: Mapping[int, int]) -> None:
+    """
+    Check that a job may fill the hidden subject that its options name: a job that fails deletes what it has filled.
+
+    Args:
+        stored: partition id of the hidden subject → messages.
+
+    Raises:
+        ConfigError: another job has filled it.
+    """
+    if count := sum(stored.values()):
+        problem = (
+            f"{hidden!r} has {count} messages of another job: publish them (keylane subject publish {hidden} {subject}), "
+            f"delete them (keylane subject delete {hidden}), or give another name"
+        )
+        raise ConfigError(f"the options cannot work: hidden: {problem}")
 
 
 def producer_id(*parts: object) -> int:

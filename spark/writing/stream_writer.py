@@ -65,7 +65,9 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
         options = parse_write_options(given)
         wrong = [name for name in NOT_OF_STREAMS if name in {each.lower() for each in given}]
         if wrong:
-            raise ConfigError(f"of batch writes only: {', '.join(wrong)}")
+            raise ConfigError(
+                f"the options cannot work: of batch writes only: {', '.join(wrong)}; a stream writes to a subject that exists"
+            )
         if overwrite:
             raise ConfigError(
                 'a stream is written with outputMode("append") or outputMode("update")'

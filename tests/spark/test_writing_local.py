@@ -89,6 +89,17 @@ def test_job_that_fails_leaves_nothing(spark, file_cluster, rows, write):
     assert not [name for name in hidden(file_cluster.meta) if name.startswith("fails.")]
 
 
+def test_rows_left_hidden_outlive_a_second_job_of_that_name(spark, file_cluster, rows, write):
+    """The second job is refused before it begins, and does not delete what the first one has left."""
+    write(rows, "looked", partitions="2", hidden="looked.new", publish="false")
+    with pytest.raises(AnalysisException) as caught:
+        write(rows, "looked", partitions="2", hidden="looked.new", publish="false")
+    error = error_in(str(caught.value))
+    assert isinstance(error, ConfigError)
+    assert f"{COUNT} messages of another job" in error.message
+    assert numbers(spark, file_cluster.meta, "looked.new") == Counter(range(COUNT))
+
+
 def test_job_is_whole_after_a_worker_was_killed(spark, file_cluster, rows, tmp_path, write):
     """SIGKILL of a worker whose task has stored rows: this session runs no task again, so the job fails and leaves nothing."""
     mark = tmp_path / "killed"

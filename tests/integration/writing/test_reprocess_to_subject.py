@@ -12,6 +12,7 @@ import pytest
 import keylane.arrow
 from keylane import Admin, Producer
 from keylane.protocol.errors import (
+    ConfigError,
     JobChangedError,
     JobFailedError,
     PublishOutdatedError,
@@ -214,3 +215,18 @@ def test_rows_of_another_hand_in_the_hidden_subject_are_not_published(
     assert rows_of(file_cluster, "mixed") == []
     check_each_once_in_order(rows_of(file_cluster, "mixed.rows"), range(COUNT))
     assert work.run(mixes) == manifest
+
+
+def test_hidden_subject_of_another_job_is_refused_and_keeps_its_rows(
+    file_cluster, source, tmp_path
+):
+    """Before a row is written: else the rows of two jobs would be mixed."""
+    asyncio.run(file_cluster.create("shared", partitions=2))
+    given = {"hidden": "shared.rows", "publish": False}
+    first = SubjectJob(file_cluster, source, tmp_path / "first", "shared", **given)
+    manifest = first.run()
+    other = SubjectJob(file_cluster, source, tmp_path / "other", "shared", **given)
+    with pytest.raises(ConfigError, match=f"{COUNT} messages of another job"):
+        other.run()
+    check_each_once_in_order(rows_of(file_cluster, "shared.rows"), range(COUNT))
+    assert first.run() == manifest

@@ -38,19 +38,20 @@ def test_rows_of_several_partitions_may_alternate():
 
 
 @pytest.mark.parametrize(
-    ("batches", "row", "offset"),
+    ("batches", "row", "offset", "before"),
     [
-        ([[(1, 5), (1, 4)]], 1, 4),
-        ([[(1, 5), (1, 5)]], 1, 5),
-        ([[(1, 5), (2, 1)], [(2, 2), (1, 5)]], 3, 5),
-        ([[(1, 5)], [(2, 9), (2, 3)]], 2, 3),
+        ([[(1, 5), (1, 4)]], 1, 4, 5),
+        ([[(1, 5), (1, 5)]], 1, 5, 5),
+        ([[(1, 5), (2, 1)], [(2, 2), (1, 5)]], 3, 5, 5),
+        ([[(1, 5)], [(2, 9), (2, 3)]], 2, 3, 9),
     ],
 )
-def test_offset_that_does_not_rise_is_refused(batches, row: int, offset: int):
-    """Within a record batch and from one to the next; the error names the row."""
+def test_offset_that_does_not_rise_is_refused(batches, row: int, offset: int, before: int):
+    """Within a record batch and from one to the next; the error names the row, and the offset before it."""
     with pytest.raises(RowOrderError) as caught:
         look(*batches)
     assert (caught.value.row, caught.value.offset, caught.value.task) == (row, offset, 2)
+    assert caught.value.message.endswith(f", after offset {before}")
 
 
 def test_partitions_of_two_subjects_are_two_sources():

@@ -9,6 +9,7 @@ from keylane.spark.writing.job import (
     TaskReport,
     WriteOptions,
     check_job,
+    check_unused,
     parse_write_options,
     producer_id,
 )
@@ -47,6 +48,25 @@ def test_option_that_cannot_be_is_named(name: str, value: str):
         parse_write_options({**GIVEN, name: value})
     with pytest.raises(ConfigError, match=r"meta: required; subject: required"):
         parse_write_options({})
+
+
+def test_write_without_any_option_says_that_sql_hands_none_over():
+    """Spark gives the writer of an INSERT its own options at most; one of ours shows that the caller can give them."""
+    with pytest.raises(ConfigError, match=r"INSERT.*frame\.write\.format"):
+        parse_write_options({"path": "/warehouse/orders"})
+    with pytest.raises(ConfigError, match="subject: required") as caught:
+        parse_write_options({"meta": "127.0.0.1:7000"})
+    assert "INSERT" not in caught.value.message
+
+
+def test_hidden_subject_that_another_job_has_filled_is_refused():
+    """A job that fails deletes its hidden subject, so it may not begin in one with rows of another."""
+    check_unused("flights.new", "flights", {1: 0, 2: 0})
+    with pytest.raises(
+        ConfigError, match=r"'flights\.new' has 7 messages of another job"
+    ) as caught:
+        check_unused("flights.new", "flights", {1: 3, 2: 4})
+    assert "keylane subject publish flights.new flights" in caught.value.message
 
 
 def test_id_of_a_task_is_the_same_for_each_attempt_and_of_no_other_task():
