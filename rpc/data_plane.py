@@ -69,6 +69,8 @@ STUCK_S = 20.0
 SHORT_S = 1.0
 """The limit while other connections wait for room."""
 GOODBYE_S = 2.0
+INTRODUCTION_BYTES_MAX = 64 << 10
+"""Of a frame whose sender has not said who calls: a capability has less."""
 Parts = tuple[bytes, Buffer]
 """Of a frame."""
 
@@ -91,8 +93,7 @@ class _Connection:
         self.pulls = 0
         self.tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
-        self._written = 0
-        self._taken = -1
+        self._taken: int | None = None
         self._taken_at = 0.0
         self._refused = False
         self.greeted = False
@@ -102,14 +103,13 @@ class _Connection:
         """Write one frame, and wait until the socket has taken nearly all of it."""
         async with self._turn:
             if not self.socket.closed and not self._refused:
-                self._written += len(parts[0]) + len(parts[1])
                 await self.socket.send(parts)
 
     def waiting_s(self, now: float) -> float:
         """Seconds since the client last read something that is ready for it; 0 if nothing is.  Call it often."""
         left = self.transport.get_write_buffer_size()
-        taken = self._written - left
-        if not left or taken > self._taken or self._taken < 0:
+        taken = self.socket.written_bytes - left
+        if not left or self._taken is None or taken > self._taken:
             self._taken, self._taken_at = taken, now
         return now - self._taken_at
 
@@ -165,7 +165,9 @@ class DataPlane:
         if len(self._connections) >= CONNECTIONS_MAX:
             raise OverloadedError("too many connections of the data plane", limit=CONNECTIONS_MAX)
         response, socket = await accept_socket(
-            request, bytes_max=FRAME_BYTES_MAX, heartbeat_s=HEARTBEAT_SECONDS
+            request,
+            bytes_max=FRAME_BYTES_MAX if self._guard is None else INTRODUCTION_BYTES_MAX,
+            heartbeat_s=HEARTBEAT_SECONDS,
         )
         guard = self._guard
         access = None if guard is None else guard.connection(request.remote or "")
@@ -221,7 +223,7 @@ class DataPlane:
             connection.tasks.add(task)
             task.add_done_callback(connection.tasks.discard)
         if connection.socket.problem:
-            log.warning("a broken WebSocket: %s", connection.socket.problem)
+            log.debug("a broken WebSocket: %s", connection.socket.problem)
             self._note(connection, FrameError(f"a broken WebSocket: {connection.socket.problem}"))
 
     async def _greet(self, connection: _Connection, correlation_id: int, asked: Request) -> bool:
@@ -251,6 +253,7 @@ class DataPlane:
                 answer: Answer = Challenged(b"" if access is None else access.nonce)
             else:
                 answer = await access.authenticate(asked)
+                connection.socket.bytes_max = FRAME_BYTES_MAX
         except KeylaneError as error:
             self._on_refusal(error)
             answer = refusal(error)

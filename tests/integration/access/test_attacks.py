@@ -37,9 +37,11 @@ from keylane.protocol.frames import Authenticate, Challenge
 from keylane.protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 from keylane.rpc.access.guard import AUTHENTICATE_S
 from keylane.rpc.access.wallet import Wallet
+from keylane.rpc.data_plane import INTRODUCTION_BYTES_MAX
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.intake import HttpLimits
 from keylane.rpc.tls.contexts import client_context
+from keylane.rpc.websocket.framing import CloseCode
 from support.access.guarded import GuardedCluster, capabilities
 from support.access.secured_cluster import SecuredCluster
 from support.access.slow_callers import SlowCallers
@@ -319,6 +321,23 @@ async def test_bad_frames_end_their_connection_and_are_counted(
                 pass
     assert await refusals(secured, secured.broker, FrameError) == before + 1
     await until_noted(secured, FrameError.code, "connection")
+    await check_served(secured)
+
+
+async def test_frame_of_a_caller_that_is_not_known_is_refused_when_it_is_large(
+    secured: SecuredCluster,
+):
+    """It would take memory of the broker's before anybody has said who calls."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(
+            f"https://{secured.broker}{DATA_PATH}", ssl=client_context(secured.tls)
+        ) as socket,
+        asyncio.timeout(10),
+    ):
+        await socket.send_bytes(bytes(INTRODUCTION_BYTES_MAX + 1))
+        answer = await socket.receive()
+        assert (answer.type, answer.data) == (aiohttp.WSMsgType.CLOSE, CloseCode.MESSAGE_TOO_BIG)
     await check_served(secured)
 
 
