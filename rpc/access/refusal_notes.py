@@ -19,7 +19,7 @@ KNOWN_MAX: Final = 10_000
 
 
 class Allowance(NamedTuple):
-    """So many lines at once, and then so many a second."""
+    """Lines at once, and lines a second after them."""
 
     burst: int
     per_s: float

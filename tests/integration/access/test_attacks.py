@@ -327,7 +327,7 @@ async def test_bad_frames_end_their_connection_and_are_counted(
 async def test_frame_of_a_caller_that_is_not_known_is_refused_when_it_is_large(
     secured: SecuredCluster,
 ):
-    """It would take memory of the broker's before anybody has said who calls."""
+    """It would take memory of the broker's before it is known who calls."""
     async with (
         aiohttp.ClientSession() as session,
         session.ws_connect(

@@ -15,7 +15,7 @@ from keylane.protocol.errors import OverloadedError
 
 
 def service_of(groups: int) -> AccessService:
-    """A service whose book has so many groups, each with as many rights as one may have."""
+    """A service whose book has this number of groups, each with the most rights that one may have."""
     nothing: Any = None
     service = AccessService(nothing, clock=SystemClock(), known={}, audit=nothing)
     grants = {

@@ -14,7 +14,7 @@ from keylane.rpc.access.guard import Guard
 from keylane.rpc.access.refusal_notes import KNOWN_MAX, OF_HOST, OF_KIND, REFUSALS, RefusalNotes
 
 
-class Clock:
+class ToldClock:
     """A clock that is told the time."""
 
     now_ms = 1_000
@@ -62,7 +62,7 @@ def lines(caplog):
 
 def test_flood_of_handshakes_writes_few_lines_and_says_what_is_left_out(lines):
     """In SQL too, where a flood would push out what was done before."""
-    clock, buffer = Clock(), AuditBuffer("g1")
+    clock, buffer = ToldClock(), AuditBuffer("g1")
     guard = Guard(None, None, clock=clock, on_audit=buffer.add)
     for _ in range(50_000):
         guard.note_refused("10.0.0.1", "TLS handshake", HandshakeError("no"))

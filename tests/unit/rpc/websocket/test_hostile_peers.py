@@ -26,7 +26,7 @@ EMPTY = encode_head(Opcode.BINARY, 0, masked=True)
 
 @contextlib.asynccontextmanager
 async def both_ends():
-    """A client's socket and the server's; nobody receives."""
+    """A client's socket and the server's; neither end receives by itself."""
     ours: asyncio.Future[DataSocket] = asyncio.get_running_loop().create_future()
 
     async def serve(request: web.Request) -> web.StreamResponse:
