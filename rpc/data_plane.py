@@ -69,6 +69,8 @@ STUCK_S = 20.0
 SHORT_S = 1.0
 """The limit while other connections wait for room."""
 GOODBYE_S = 2.0
+UNKNOWN_MAX = 1_000
+"""Connections that have not said who calls; of more, the oldest is closed."""
 INTRODUCTION_BYTES_MAX = 64 << 10
 """Of a frame whose sender has not said who calls: a capability has less."""
 Parts = tuple[bytes, Buffer]
@@ -154,6 +156,8 @@ class DataPlane:
         self._stuck_s = stuck_s
         self._on_refusal = on_refusal
         self._connections: set[_Connection] = set()
+        self._unknown: dict[_Connection, None] = {}
+        """Those of callers that are not known yet, the oldest first."""
 
     @property
     def connections(self) -> int:
@@ -173,6 +177,9 @@ class DataPlane:
         access = None if guard is None else guard.connection(request.remote or "")
         connection = _Connection(socket, self._room, access)
         self._connections.add(connection)
+        if access is not None:
+            self._make_room_for_unknown()
+            self._unknown[connection] = None
         reading = asyncio.create_task(self._answer_all(connection))
         watch = asyncio.create_task(self._watch(connection, reading))
         try:
@@ -183,8 +190,18 @@ class DataPlane:
             reading.cancel()
             watch.cancel()
             self._connections.discard(connection)
+            self._unknown.pop(connection, None)
             connection.end()
         return response
+
+    def _make_room_for_unknown(self) -> None:
+        """Who says not who calls keeps no place from those who do."""
+        while len(self._unknown) >= UNKNOWN_MAX:
+            oldest = next(iter(self._unknown))
+            del self._unknown[oldest]
+            text = "too many connections have not said who calls"
+            self._note(oldest, OverloadedError(text, limit=UNKNOWN_MAX))
+            oldest.transport.abort()
 
     async def _answer_all(self, connection: _Connection) -> None:
         while True:
@@ -254,6 +271,7 @@ class DataPlane:
             else:
                 answer = await access.authenticate(asked)
                 connection.socket.bytes_max = FRAME_BYTES_MAX
+                self._unknown.pop(connection, None)
         except KeylaneError as error:
             self._on_refusal(error)
             answer = refusal(error)
