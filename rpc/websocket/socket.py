@@ -46,6 +46,8 @@ GATHERED_BYTES_MIN = 4 << 10
 """Smaller frames are joined: one buffer costs less to write than two."""
 GATHERED_BYTES_MAX = 16 << 10
 """More is written at once."""
+CONTROL_FRAMES_MAX = 1_000
+"""Pings and pongs of a peer between two looks whether it is alive."""
 CLOSE_S = 1.0
 """How long `close` waits for the peer's goodbye."""
 
@@ -97,6 +99,7 @@ class DataSocket(asyncio.BufferedProtocol):
         self._writable.set()
         self._last_ping: bytearray | None = None
         """Not answered yet, because the peer does not read."""
+        self._control_frames = 0
         self.written_bytes = 0
         """All that was given to the transport."""
         self._said_goodbye = self._ended = False
@@ -189,6 +192,10 @@ class DataSocket(asyncio.BufferedProtocol):
 
     def _take(self, head: Head, payload: bytearray) -> None:
         unmask(payload, head.key)
+        if head.opcode > Opcode.CLOSE:
+            self._control_frames += 1
+            if self._control_frames > CONTROL_FRAMES_MAX:
+                raise BrokenSocketError("too many pings", CloseCode.POLICY_VIOLATION)
         if head.opcode is Opcode.PING:
             self._last_ping = payload
             if self._writable.is_set():
@@ -348,6 +355,7 @@ class DataSocket(asyncio.BufferedProtocol):
             after_s /= 2
             self._write_frame(Opcode.PING, ())
         self._heard = False
+        self._control_frames = 0
         self._beat = self._loop.call_later(after_s, self._check_alive)
 
     def eof_received(self) -> bool:

@@ -11,6 +11,7 @@ import pytest
 import uvloop
 from aiohttp import web
 
+from keylane.rpc.websocket import socket
 from keylane.rpc.websocket.framing import CloseCode, Joiner, Opcode, decode_head, encode_head
 from keylane.rpc.websocket.handshake import accept_socket, open_socket
 from keylane.rpc.websocket.socket import (
@@ -83,6 +84,7 @@ def test_pings_of_a_peer_that_does_not_read_are_answered_once(run, monkeypatch):
         take(self, head, payload)
 
     monkeypatch.setattr(DataSocket, "_take", noting)
+    monkeypatch.setattr(socket, "CONTROL_FRAMES_MAX", 1 << 30)
 
     async def body():
         async with both_ends() as (theirs, ours):
@@ -97,6 +99,22 @@ def test_pings_of_a_peer_that_does_not_read_are_answered_once(run, monkeypatch):
                 await asyncio.sleep(0.01)
             await ours.send((b"served ", b"on"))
             assert await theirs.receive() == b"served on"
+
+    run(body)
+
+
+@pytest.mark.parametrize("opcode", [Opcode.PING, Opcode.PONG])
+def test_peer_that_floods_with_control_frames_is_refused(run, opcode):
+    async def body():
+        async with both_ends() as (theirs, ours):
+            frame = encode_head(opcode, 0, masked=True)
+            theirs.transport.write(frame * socket.CONTROL_FRAMES_MAX)
+            await theirs.send((b"served",))
+            assert await ours.receive() == b"served"
+            theirs.transport.write(frame)
+            assert await theirs.receive() is None
+            assert theirs.close_code == CloseCode.POLICY_VIOLATION
+            assert ours.problem == "too many pings"
 
     run(body)
 
