@@ -69,6 +69,10 @@ STUCK_S = 20.0
 SHORT_S = 1.0
 """The limit while other connections wait for room."""
 GOODBYE_S = 2.0
+UNKNOWN_MAX = 1_000
+"""Connections that have not said who calls; of more, the oldest is closed."""
+INTRODUCTION_BYTES_MAX = 64 << 10
+"""Of a frame whose sender has not said who calls: a capability has less."""
 Parts = tuple[bytes, Buffer]
 """Of a frame."""
 
@@ -91,8 +95,7 @@ class _Connection:
         self.pulls = 0
         self.tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
-        self._written = 0
-        self._taken = -1
+        self._taken: int | None = None
         self._taken_at = 0.0
         self._refused = False
         self.greeted = False
@@ -102,14 +105,13 @@ class _Connection:
         """Write one frame, and wait until the socket has taken nearly all of it."""
         async with self._turn:
             if not self.socket.closed and not self._refused:
-                self._written += len(parts[0]) + len(parts[1])
                 await self.socket.send(parts)
 
     def waiting_s(self, now: float) -> float:
         """Seconds since the client last read something that is ready for it; 0 if nothing is.  Call it often."""
         left = self.transport.get_write_buffer_size()
-        taken = self._written - left
-        if not left or taken > self._taken or self._taken < 0:
+        taken = self.socket.written_bytes - left
+        if not left or self._taken is None or taken > self._taken:
             self._taken, self._taken_at = taken, now
         return now - self._taken_at
 
@@ -154,6 +156,8 @@ class DataPlane:
         self._stuck_s = stuck_s
         self._on_refusal = on_refusal
         self._connections: set[_Connection] = set()
+        self._unknown: dict[_Connection, None] = {}
+        """Those of callers that are not known yet, the oldest first."""
 
     @property
     def connections(self) -> int:
@@ -165,12 +169,17 @@ class DataPlane:
         if len(self._connections) >= CONNECTIONS_MAX:
             raise OverloadedError("too many connections of the data plane", limit=CONNECTIONS_MAX)
         response, socket = await accept_socket(
-            request, bytes_max=FRAME_BYTES_MAX, heartbeat_s=HEARTBEAT_SECONDS
+            request,
+            bytes_max=FRAME_BYTES_MAX if self._guard is None else INTRODUCTION_BYTES_MAX,
+            heartbeat_s=HEARTBEAT_SECONDS,
         )
         guard = self._guard
         access = None if guard is None else guard.connection(request.remote or "")
         connection = _Connection(socket, self._room, access)
         self._connections.add(connection)
+        if access is not None:
+            self._make_room_for_unknown()
+            self._unknown[connection] = None
         reading = asyncio.create_task(self._answer_all(connection))
         watch = asyncio.create_task(self._watch(connection, reading))
         try:
@@ -181,8 +190,18 @@ class DataPlane:
             reading.cancel()
             watch.cancel()
             self._connections.discard(connection)
+            self._unknown.pop(connection, None)
             connection.end()
         return response
+
+    def _make_room_for_unknown(self) -> None:
+        """Who says not who calls keeps no place from those who do."""
+        while len(self._unknown) >= UNKNOWN_MAX:
+            oldest = next(iter(self._unknown))
+            del self._unknown[oldest]
+            text = "too many connections have not said who calls"
+            self._note(oldest, OverloadedError(text, limit=UNKNOWN_MAX))
+            oldest.transport.abort()
 
     async def _answer_all(self, connection: _Connection) -> None:
         while True:
@@ -221,7 +240,7 @@ class DataPlane:
             connection.tasks.add(task)
             task.add_done_callback(connection.tasks.discard)
         if connection.socket.problem:
-            log.warning("a broken WebSocket: %s", connection.socket.problem)
+            log.debug("a broken WebSocket: %s", connection.socket.problem)
             self._note(connection, FrameError(f"a broken WebSocket: {connection.socket.problem}"))
 
     async def _greet(self, connection: _Connection, correlation_id: int, asked: Request) -> bool:
@@ -251,6 +270,8 @@ class DataPlane:
                 answer: Answer = Challenged(b"" if access is None else access.nonce)
             else:
                 answer = await access.authenticate(asked)
+                connection.socket.bytes_max = FRAME_BYTES_MAX
+                self._unknown.pop(connection, None)
         except KeylaneError as error:
             self._on_refusal(error)
             answer = refusal(error)

@@ -16,12 +16,22 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ...protocol.access.capability import CAPABILITY_MS, AccessNews, Capability
+from ...protocol.access.capability import (
+    CAPABILITY_MS,
+    TEXT_CHARS_MAX,
+    AccessNews,
+    Capability,
+)
 from ...protocol.access.rights import AccessGrant, Rights, allows, check_grant
 from ...protocol.access.tokens import make_token, token_hash
 from ...protocol.clock import Clock
 from ...protocol.control import Done
-from ...protocol.errors import InvalidRequestError, StorageError, UnauthenticatedError
+from ...protocol.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    StorageError,
+    UnauthenticatedError,
+)
 from ...protocol.http.access import (
     ACCESS_NEWS,
     CAPABILITY,
@@ -173,8 +183,13 @@ class AccessService:
 
     # ── capabilities ──────────────────────────────────────────────────────────────────────────────────
     def sign(self, caller: Caller, holder: bytes = b"") -> str:
-        """A capability of the caller."""
-        return self._key.sign(
+        """
+        A capability of the caller.
+
+        Raises:
+            OverloadedError: it has more rights, with those of its groups, than fit in a header of HTTP.
+        """
+        text = self._key.sign(
             Capability(
                 cluster=self.book.cluster,
                 key=self._key.key_id,
@@ -187,6 +202,13 @@ class AccessService:
                 quota=caller.quota,
             )
         )
+        if len(text) > TEXT_CHARS_MAX:
+            raise OverloadedError(
+                f"{caller.principal!r} has too many rights with those of its {len(caller.groups)} groups: its capability has "
+                f"{len(text)} characters of at most {TEXT_CHARS_MAX}; grant patterns instead of names, or fewer groups",
+                limit=TEXT_CHARS_MAX,
+            )
+        return text
 
     def _end_of(self, caller: Caller) -> int:
         """When a capability ends: in CAPABILITY_MS, or with what the caller has shown."""

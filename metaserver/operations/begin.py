@@ -72,6 +72,9 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
         )
     if ask.kind is OperationKind.SET and not isinstance(ask, SetSubject):
         raise InvalidRequestError("settings are changed by POST /v1/subjects/{subject}/settings")
+    if ask.kind is not OperationKind.EVACUATE and (ask.without_source or ask.accept_loss):
+        # They are about all subjects of a broker group: a right on one subject does not allow them.
+        raise InvalidRequestError("without_source and accept_loss are of an evacuation alone")
     check_not_lost(connection)
     if ask.kind is OperationKind.EVACUATE:
         return plan_evacuations(connection, ask)

@@ -7,6 +7,7 @@ Invariants
     A request without a known caller is refused before its body is read.
     A frame is looked up in a set; rights are decided once for each kind, partition and group of a connection.
     An answer to a GET that waited is given only if its caller may still have it.
+    However many callers are refused, the audit log grows slowly (`refusal_notes`).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from .audit_detail import detail_of
 from .caller import UNKNOWN_CALLER, AccessTarget, Caller
 from .pacing import GRACE_MS, HTTP_HOLD_MS, NO_DELAY, Delay, Pacing, exceeded
 from .peers import Peer
+from .refusal_notes import RefusalNotes
 
 AUTHENTICATE_S = 5.0
 """A connection of the data plane says within this time who calls."""
@@ -139,6 +141,7 @@ class Guard:
         self._certified = certified
         self._on_audit = on_audit
         self.pacing = Pacing()
+        self.refusals = RefusalNotes()
         self.subject_rate = subject_rate
         self._identify = identify
         self._targets_of = targets_of
@@ -272,7 +275,14 @@ class Guard:
         error: KeylaneError | None = None,
         detail: str = "",
     ) -> None:
-        """Write a line of the audit log."""
+        """Write a line of the audit log; of too many refusals, only some have one."""
+        if error is not None:
+            kind = (caller.principal, did, error.code)
+            left_out = self.refusals.admit(remote, kind, self._clock.boot_ms())
+            if left_out is None:
+                return
+            if left_out:
+                detail = f"{left_out} more were refused before{'; ' if detail else ''}{detail}"
         event = audit.note(
             at_ms=self._clock.wall_ms(), who=caller.principal, remote=remote, did=did,
             target=target, error=error, detail=detail,

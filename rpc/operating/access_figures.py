@@ -40,6 +40,11 @@ def access_figures(guard: Guard, audit: AuditBuffer) -> Callable[[], Awaitable[I
             counter(
                 "keylane_audit_lost_total", "Events of the audit log without room.", audit.lost
             ),
+            counter(
+                "keylane_audit_left_out_total",
+                "Refusals that the audit log has no line about, because there are too many.",
+                guard.refusals.left_out,
+            ),
         ]
 
     return collect

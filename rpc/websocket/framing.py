@@ -130,9 +130,9 @@ class Joiner:
     """
 
     def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._parts: list[bytearray] = []
-        self._bytes = 0
+        self.bytes_max = bytes_max
+        self._begun = bytearray()
+        """One buffer: a list of frames would grow with empty ones, and with the overhead of tiny ones."""
         self._opcode: Opcode | None = None
         """Of the message whose end has not come."""
 
@@ -143,21 +143,20 @@ class Joiner:
         continued = head.opcode is Opcode.CONTINUATION
         if continued != (self._opcode is not None):
             raise BrokenSocketError(f"a {head.opcode.name} frame out of its turn")
-        if self._bytes + head.length > self._bytes_max:
+        if len(self._begun) + head.length > self.bytes_max:
             raise BrokenSocketError(
-                f"a message of over {self._bytes_max} bytes", CloseCode.MESSAGE_TOO_BIG
+                f"a message of over {self.bytes_max} bytes", CloseCode.MESSAGE_TOO_BIG
             )
 
     def add(self, head: Head, payload: bytearray) -> tuple[Opcode, bytearray] | None:
         """The message that this frame ends, with the opcode of its first frame; None: it goes on."""
-        opcode = self._opcode or head.opcode
-        if head.final and not self._parts:
-            return opcode, payload
-        self._parts.append(payload)
-        self._bytes += len(payload)
-        self._opcode = opcode
+        if self._opcode is None:
+            if head.final:
+                return head.opcode, payload
+            self._opcode = head.opcode
+        self._begun += payload
         if not head.final:
             return None
-        whole = bytearray().join(self._parts)
-        self._parts, self._bytes, self._opcode = [], 0, None
+        opcode, whole = self._opcode, self._begun
+        self._begun, self._opcode = bytearray(), None
         return opcode, whole

@@ -7,7 +7,9 @@
 
 Invariants
     Memory for a frame grows with what has come of it, whatever length its head claims.
-    While `QUEUED_BYTES_MAX` wait for `receive`, nothing is read.
+    While `QUEUED_BYTES_MAX` wait for `receive`, nothing is read; an empty message counts too.
+    A server takes masked frames only, and a client none that is masked.
+    Of the pings of a peer that does not read, only the last one is answered.
     A peer from which nothing comes for `heartbeat_s` is asked, and lost after half of that again.
 """
 
@@ -38,10 +40,14 @@ LANDING_BYTES = 16 << 10
 FRAME_BYTES_FIRST = 256 << 10
 """A frame that claims more gets its memory as it comes."""
 QUEUED_BYTES_MAX = 256 << 10
+MESSAGE_BYTES = 128
+"""What a waiting message takes beside its content."""
 GATHERED_BYTES_MIN = 4 << 10
 """Smaller frames are joined: one buffer costs less to write than two."""
 GATHERED_BYTES_MAX = 16 << 10
 """More is written at once."""
+CONTROL_FRAMES_MAX = 1_000
+"""Pings and pongs of a peer between two looks whether it is alive."""
 CLOSE_S = 1.0
 """How long `close` waits for the peer's goodbye."""
 
@@ -91,6 +97,11 @@ class DataSocket(asyncio.BufferedProtocol):
         """`receive` waits for it."""
         self._writable = asyncio.Event()
         self._writable.set()
+        self._last_ping: bytearray | None = None
+        """Not answered yet, because the peer does not read."""
+        self._control_frames = 0
+        self.written_bytes = 0
+        """All that was given to the transport."""
         self._said_goodbye = self._ended = False
         self._lost: asyncio.Future[None] = self._loop.create_future()
         self.close_code: int | None = None
@@ -107,6 +118,15 @@ class DataSocket(asyncio.BufferedProtocol):
     def when_lost(self, call: Callable[[], object]) -> None:
         """Have `call` called once the connection is gone."""
         self._lost.add_done_callback(lambda _lost: call())
+
+    @property
+    def bytes_max(self) -> int:
+        """Of a message that comes; a change counts for frames whose head comes after it."""
+        return self._joiner.bytes_max
+
+    @bytes_max.setter
+    def bytes_max(self, bytes_max: int) -> None:
+        self._joiner.bytes_max = bytes_max
 
     @property
     def closed(self) -> bool:
@@ -155,6 +175,8 @@ class DataSocket(asyncio.BufferedProtocol):
             if head is None:
                 self._rest = bytes(data[start:])
                 return
+            if bool(head.key) is self._client:
+                raise BrokenSocketError("a frame whose mask is that of the other end")
             self._joiner.check(head)
             start += head.head_bytes
             stop = min(end, start + head.length)
@@ -170,19 +192,31 @@ class DataSocket(asyncio.BufferedProtocol):
 
     def _take(self, head: Head, payload: bytearray) -> None:
         unmask(payload, head.key)
+        if head.opcode > Opcode.CLOSE:
+            self._control_frames += 1
+            if self._control_frames > CONTROL_FRAMES_MAX:
+                raise BrokenSocketError("too many pings", CloseCode.POLICY_VIOLATION)
         if head.opcode is Opcode.PING:
-            self._write_frame(Opcode.PONG, (payload,))
+            self._last_ping = payload
+            if self._writable.is_set():
+                self._answer_ping()
         elif head.opcode is Opcode.CLOSE:
             self._peer_says_goodbye(payload)
         elif head.opcode is not Opcode.PONG:
             message = self._joiner.add(head, payload)
             if message is not None:
                 self._messages.append(message)
-                self._queued_bytes += len(message[1])
+                self._queued_bytes += len(message[1]) + MESSAGE_BYTES
                 self._tell()
                 if self._queued_bytes > QUEUED_BYTES_MAX and self._reading:
                     self._reading = False
                     self._transport.pause_reading()
+
+    def _answer_ping(self) -> None:
+        """Once for all pings that have come, as RFC 6455, 5.5.3, lets."""
+        ping, self._last_ping = self._last_ping, None
+        if ping is not None and not self.closed:
+            self._write_frame(Opcode.PONG, (ping,))
 
     def _tell(self) -> None:
         news, self._news = self._news, None
@@ -202,7 +236,7 @@ class DataSocket(asyncio.BufferedProtocol):
             self._news = self._loop.create_future()
             await self._news
         opcode, message = self._messages.popleft()
-        self._queued_bytes -= len(message)
+        self._queued_bytes -= len(message) + MESSAGE_BYTES
         if not self._reading and self._queued_bytes <= QUEUED_BYTES_MAX // 2 and not self._ended:
             self._reading = True
             self._transport.resume_reading()
@@ -255,6 +289,7 @@ class DataSocket(asyncio.BufferedProtocol):
         parts, self._gathered, self._gathered_bytes = self._gathered, [], 0
         if not parts or self._transport.is_closing():
             return
+        self.written_bytes += sum(map(len, parts))
         if len(parts[-1]) >= GATHERED_BYTES_MIN:
             self._transport.writelines((b"".join(parts[:-1]), parts[-1]))
         else:
@@ -267,6 +302,7 @@ class DataSocket(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """See `asyncio.BaseProtocol`."""
         self._writable.set()
+        self._answer_ping()
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
     async def close(self, code: CloseCode = CloseCode.OK, message: str = "") -> None:
@@ -319,6 +355,7 @@ class DataSocket(asyncio.BufferedProtocol):
             after_s /= 2
             self._write_frame(Opcode.PING, ())
         self._heard = False
+        self._control_frames = 0
         self._beat = self._loop.call_later(after_s, self._check_alive)
 
     def eof_received(self) -> bool:

@@ -28,7 +28,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/access/test_access.py": "app",
     },
     "metaserver/access": {
-        "integration/access/test_access.py": "book book_rows off rows service targets",
+        "integration/access/test_access.py": "book_rows off rows targets",
         "integration/access/test_audit.py": "audit_log",
         "integration/access/test_quotas.py": "quota_rows",
     },
@@ -38,7 +38,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/rpc/access/test_peers.py": "principals",
     },
     "rpc/access": {
-        "integration/access/test_access.py": "caller credentials guard token_file wallet",
+        "integration/access/test_access.py": "caller credentials token_file wallet",
         "integration/access/test_audit.py": "audit_detail",
         "integration/access/test_quotas.py": "throttling",
         "unit/broker/access/test_judge.py": "signing",

@@ -95,7 +95,9 @@ def _of_server(report: ServerReport, now_s: float) -> list[Finding]:
     if ends is not None and ends - now_s < ENDS_SOON_S:
         findings.append(
             Finding(
-                f"its certificate ends in {max(0.0, ends - now_s) / 86_400:.0f} days",
+                "its certificate has ended"
+                if ends <= now_s
+                else f"its certificate ends in {(ends - now_s) / 86_400:.0f} days",
                 "Give it a new certificate and key, and send it SIGHUP.",
                 address,
             )

@@ -15,6 +15,7 @@ from keylane.protocol.errors import (
     AccessDeniedError,
     ForeignHostError,
     InvalidNameError,
+    InvalidRequestError,
     OriginError,
     TokenInUrlError,
     UnauthenticatedError,
@@ -107,6 +108,13 @@ async def test_query_does_not_stand_in_for_what_the_call_is_about(guarded: Guard
     }
     for path, body in tricks.items():
         assert await refusal_of(guarded.meta, path, json=body, **ask) == AccessDeniedError.code
+    loss: dict[str, Any] = {"subject": "c.own", "broker_group": "g2", "accept_loss": True}
+    for path, body in {
+        "/v1/operations": loss | {"kind": "resize", "partitions": 2},
+        "/v1/subjects/c.own/settings": loss | {"retention": "time"},
+    }.items():
+        code = await refusal_of(guarded.meta, path, json=body, **ask)
+        assert code == InvalidRequestError.code, path
     path = "/v1/subjects/c.own%2F..%2Fvictim/delete"
     assert await refusal_of(guarded.meta, path, json={}, **ask) == InvalidNameError.code
     headers = {"Authorization": f"Bearer {guarded.admin_token}"}

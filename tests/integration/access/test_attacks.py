@@ -36,10 +36,13 @@ from keylane.protocol.errors import (
 from keylane.protocol.frames import Authenticate, Challenge
 from keylane.protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 from keylane.rpc.access.guard import AUTHENTICATE_S
+from keylane.rpc.access.refusal_notes import OF_KIND
 from keylane.rpc.access.wallet import Wallet
+from keylane.rpc.data_plane import INTRODUCTION_BYTES_MAX
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.intake import HttpLimits
 from keylane.rpc.tls.contexts import client_context
+from keylane.rpc.websocket.framing import CloseCode
 from support.access.guarded import GuardedCluster, capabilities
 from support.access.secured_cluster import SecuredCluster
 from support.access.slow_callers import SlowCallers
@@ -322,6 +325,23 @@ async def test_bad_frames_end_their_connection_and_are_counted(
     await check_served(secured)
 
 
+async def test_frame_of_a_caller_that_is_not_known_is_refused_when_it_is_large(
+    secured: SecuredCluster,
+):
+    """It would take memory of the broker's before it is known who calls."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(
+            f"https://{secured.broker}{DATA_PATH}", ssl=client_context(secured.tls)
+        ) as socket,
+        asyncio.timeout(10),
+    ):
+        await socket.send_bytes(bytes(INTRODUCTION_BYTES_MAX + 1))
+        answer = await socket.receive()
+        assert (answer.type, answer.data) == (aiohttp.WSMsgType.CLOSE, CloseCode.MESSAGE_TOO_BIG)
+    await check_served(secured)
+
+
 async def test_connection_that_says_not_who_calls_is_ended_and_counted(secured: SecuredCluster):
     before = await refusals(secured, secured.broker, UnauthenticatedError)
     network = HttpNetwork(secured.tls)
@@ -389,3 +409,32 @@ async def test_slow_callers_are_ended_and_others_are_served_meanwhile(
     for did in ("POST /v1/subjects", "head of a request", "TLS handshake"):
         await until_noted(secured, RequestTooSlowError.code, did)
     await until_noted(secured, AnswerNotTakenError.code, "GET /v1/openapi.json")
+
+
+async def test_flood_of_refused_handshakes_is_counted_and_fills_no_log(secured: SecuredCluster):
+    """The last one here: it uses up the lines about handshakes that fail."""
+    host, _, port = secured.broker.rpartition(":")
+    flood = 4 * OF_KIND.burst
+    before = await refusals(secured, secured.broker, HandshakeError)
+
+    async def knock() -> None:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GARBAGE\r\n\r\n" * 9)
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(10):
+                await reader.read()
+        writer.transport.abort()
+
+    began = time.monotonic()
+    for _ in range(flood // 20):
+        await asyncio.gather(*(knock() for _ in range(20)))
+    lines_max = OF_KIND.burst + (time.monotonic() - began) * OF_KIND.per_s + 2
+    assert await refusals(secured, secured.broker, HandshakeError) == before + flood
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"https://{secured.broker}/metrics", ssl=client_context(secured.tls)) as answer,
+    ):
+        left_out = re.search(r"keylane_audit_left_out_total (\d+)", await answer.text())
+    assert left_out is not None
+    assert int(left_out[1]) >= flood - lines_max
+    await check_served(secured)

@@ -103,14 +103,14 @@ def test_migrations_only_add_since_the_oldest_version_that_can_use_the_schema(en
         ),
     ],
 )
-def test_narrower_schemas_are_found(engine, statement: str, reflection: list[str] | None) -> None:
+def test_narrower_schemas_are_found(engine, statement: str, expected: list[str] | None) -> None:
     with engine.begin() as connection:
         migrate(connection)
         before = reflected(connection)
         for each in statement.split("; "):
             connection.execute(sa.text(each))
         told = narrowings(before, reflected(connection))
-    assert told == reflection if reflection is not None else told
+    assert told == expected if expected is not None else told
 
 
 def test_migration_says_who_can_use_the_schema(engine) -> None:

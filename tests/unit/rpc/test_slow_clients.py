@@ -24,6 +24,8 @@ from keylane.protocol.frames import (
 from keylane.rpc import data_plane
 from keylane.rpc.answer_room import AnswerRoom, take_room
 from keylane.rpc.server import Server
+from keylane.rpc.websocket import socket as websocket
+from keylane.rpc.websocket.framing import Opcode, encode_head
 from support.raw_frames import greet
 
 MIB = 1 << 20
@@ -174,3 +176,25 @@ async def test_server_logs_no_error_when_clients_leave_in_the_handshake(caplog):
     finally:
         await server.stop()
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_client_that_takes_nothing_and_pings_is_let_go(session, caplog, monkeypatch):
+    """Answers to pings, which are no answers to calls, do not set its time back."""
+    monkeypatch.setattr(websocket, "CONTROL_FRAMES_MAX", 1 << 30)
+    caplog.set_level(logging.WARNING, "keylane.rpc")
+    server = await serving(Shop(), stuck_s=0.4)
+    _, transport = await stuck_client(session, server, reads=0)
+    pings = (encode_head(Opcode.PING, 100, masked=True) + bytes(100)) * 1_000
+
+    async def flood() -> None:
+        while not transport.is_closing():
+            transport.write(pings)
+            await asyncio.sleep(0)
+            while transport.get_write_buffer_size() and not transport.is_closing():
+                await asyncio.sleep(0.001)
+
+    flooding = asyncio.create_task(flood())
+    await until(lambda: "is disconnected" in caplog.text)
+    flooding.cancel()
+    transport.abort()
+    await server.stop()

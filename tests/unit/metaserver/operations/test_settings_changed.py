@@ -62,6 +62,19 @@ def test_change_of_partitions_of_the_kind_is_refused(rows: Rows):
         rows.begin(Reshape(kind=OperationKind.SET, subject="s"))
 
 
+@pytest.mark.parametrize("given", ["without_source", "accept_loss"])
+@pytest.mark.parametrize("kind", [SetSubject, Reshape])
+def test_loss_of_a_broker_group_is_accepted_by_no_change_of_one_subject(rows: Rows, kind, given):
+    """Who administers one subject decides nothing about the others that the group has."""
+    asked: dict[str, Any] = {"subject": "s", "broker_group": "g2", given: True}
+    if kind is Reshape:
+        asked |= {"kind": OperationKind.RESIZE, "partitions": 3}
+    else:
+        asked |= {"retention": Retention.TIME}
+    with pytest.raises(InvalidRequestError, match="of an evacuation alone"):
+        rows.begin(kind(**asked))
+
+
 def test_static_subject_keeps_its_queues(rows: Rows):
     rows.create("q", 3, static=True)
     ask = SetSubject(subject="q", retention=Retention.TIME)

@@ -179,6 +179,10 @@ def test_server_of_aiohttp_is_understood(new_loop):
         (b"\xc2\x00", CloseCode.PROTOCOL_ERROR),
         (b"\x00\x00", CloseCode.PROTOCOL_ERROR),
         (encode_head(Opcode.BINARY, BYTES_MAX + 1, masked=True), CloseCode.MESSAGE_TOO_BIG),
+        (b"\x82\xff" + b"\xff" * 12, CloseCode.MESSAGE_TOO_BIG),
+        (encode_head(Opcode.BINARY, 4, masked=False) + b"bare", CloseCode.PROTOCOL_ERROR),
+        (encode_head(Opcode.PING, 126, masked=True) + bytes(126), CloseCode.PROTOCOL_ERROR),
+        (b"\x09\x80" + bytes(4), CloseCode.PROTOCOL_ERROR),
     ],
 )
 async def test_connection_is_closed_when_its_bytes_are_no_frames(raw, code):

@@ -1,0 +1,44 @@
+"""Capabilities that a metaserver signs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from keylane.metaserver.access.book import AccessBook
+from keylane.metaserver.access.service import AccessService
+from keylane.protocol.access.capability import GRANTS_MAX, parts_of
+from keylane.protocol.access.rights import AccessGrant, Rights
+from keylane.protocol.clock import SystemClock
+from keylane.protocol.errors import OverloadedError
+
+
+def service_of(groups: int) -> AccessService:
+    """A service whose book has this number of groups, each with the most rights that one may have."""
+    nothing: Any = None
+    service = AccessService(nothing, clock=SystemClock(), known={}, audit=nothing)
+    grants = {
+        f"group:{number}": tuple(
+            AccessGrant(Rights.CONSUME, f"subject.{number}.{each}") for each in range(GRANTS_MAX)
+        )
+        for number in range(groups)
+    }
+    service.book = AccessBook(cluster="c", grants=grants)
+    return service
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_capability_has_the_rights_of_groups(groups: int) -> None:
+    service = service_of(groups)
+    caller = service.book.caller_named("jwt:ann", tuple(service.book.grants))
+    capability, _packed, _signature = parts_of(service.sign(caller, bytes(32)))
+    assert len(capability.grants) == groups * GRANTS_MAX
+
+
+def test_capability_is_refused_when_it_has_more_rights_than_a_header_holds() -> None:
+    """Brokers would refuse it without saying why."""
+    service = service_of(20)
+    caller = service.book.caller_named("jwt:ann", tuple(service.book.grants))
+    with pytest.raises(OverloadedError, match="with those of its 20 groups"):
+        service.sign(caller)

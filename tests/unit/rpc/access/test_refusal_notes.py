@@ -1,0 +1,74 @@
+"""Lines about refusals are bounded: of a kind, of a host, of a server; what is left out is counted."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from keylane.protocol.errors import HandshakeError
+from keylane.rpc.access.audit import audit_log
+from keylane.rpc.access.audit_buffer import AuditBuffer
+from keylane.rpc.access.guard import Guard
+from keylane.rpc.access.refusal_notes import KNOWN_MAX, OF_HOST, OF_KIND, REFUSALS, RefusalNotes
+
+
+class ToldClock:
+    """A clock that is told the time."""
+
+    now_ms = 1_000
+
+    def boot_ms(self) -> int:
+        return self.now_ms
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+
+def test_kind_is_told_again_after_a_while_with_what_was_left_out():
+    notes = RefusalNotes()
+    told = [notes.admit("10.0.0.1", ("a", 1), 0) for _ in range(10_000)]
+    assert told == [0] * OF_KIND.burst + [None] * (10_000 - OF_KIND.burst)
+    assert notes.left_out == 10_000 - OF_KIND.burst
+    assert notes.admit("10.0.0.1", ("a", 1), round(1000 / OF_KIND.per_s)) == notes.left_out
+    assert notes.admit("10.0.0.1", ("a", 1), round(1000 / OF_KIND.per_s)) is None
+
+
+def test_flood_of_one_host_hides_no_other_host():
+    notes = RefusalNotes()
+    told = [notes.admit("10.0.0.1", (number,), 0) for number in range(10_000)]
+    assert told.count(0) == OF_HOST.burst
+    assert notes.admit("10.0.0.2", ("a",), 0) == 0
+
+
+def test_many_hosts_get_no_more_lines_than_the_server_has():
+    notes = RefusalNotes()
+    day_s = 86_400
+    told = sum(
+        notes.admit(f"10.0.{second}.{number}", ("a",), second * 1000) is not None
+        for second in range(0, day_s, 8)
+        for number in range(20)
+    )
+    assert told <= REFUSALS.burst + day_s * REFUSALS.per_s
+    assert len(notes) <= 2 * KNOWN_MAX
+
+
+@pytest.fixture
+def lines(caplog):
+    caplog.set_level(logging.INFO, audit_log.name)
+    return lambda: [json.loads(record.getMessage()) for record in caplog.records]
+
+
+def test_flood_of_handshakes_writes_few_lines_and_says_what_is_left_out(lines):
+    """In SQL too, where a flood would push out what was done before."""
+    clock, buffer = ToldClock(), AuditBuffer("g1")
+    guard = Guard(None, None, clock=clock, on_audit=buffer.add)
+    for _ in range(50_000):
+        guard.note_refused("10.0.0.1", "TLS handshake", HandshakeError("no"))
+    assert len(lines()) == OF_KIND.burst
+    assert [event.times for event in buffer.take()] == [OF_KIND.burst]
+    assert guard.refusals.left_out == 50_000 - OF_KIND.burst
+    clock.now_ms += 1_500
+    guard.note_refused("10.0.0.1", "TLS handshake", HandshakeError("no"))
+    assert lines()[-1]["detail"] == f"{50_000 - OF_KIND.burst} more were refused before"
