@@ -21,7 +21,6 @@ from keylane.protocol.parked import Failure, Park, decode_changes, failure_of
 from support.cluster import eventually
 from support.pulling import FAST, NotingOwner, ScriptedBroker, opened
 
-
 PARKED = [(b"k1", ()), (b"k1", ((1, 2),))]
 
 
