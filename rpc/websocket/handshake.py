@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import os
+import secrets
 import ssl
 
 import aiohttp
@@ -41,7 +41,7 @@ async def open_socket(
     Raises:
         aiohttp.ClientError, OSError, ValueError: as of a request; or the server does not open a WebSocket.
     """
-    key = base64.b64encode(os.urandom(16))
+    key = base64.b64encode(secrets.token_bytes(16))
     response = await session.get(
         url,
         ssl=tls,
