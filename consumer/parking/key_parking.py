@@ -30,6 +30,9 @@ from .retrying import Retrying
 
 log = logging.getLogger("keylane.consumer")
 
+FEW_SHARE = 32
+"""Parked messages are few if they are no more than this part of a batch: each one that is taken out moves those behind it."""
+
 
 class KeyParking:
     """What is parked of one partition under one grant."""
@@ -170,11 +173,14 @@ class KeyParking:
 
 
 def _others(messages: list[Message], parked: list[Message], keys: set[ParkKey]) -> list[Message]:
-    """The messages but for `parked`, those of `keys`: taken out by their places where offsets have no gaps, as in a batch."""
+    """The messages but for `parked`, those of `keys`: a few are taken out by their places, if offsets have no gaps, as in a batch."""
     first, others = messages[0].offset, messages.copy()
-    for message in reversed(parked):
-        at = message.offset - first
-        if not 0 <= at < len(others) or others[at] is not message:
-            return [each for each in messages if each.key not in keys]
-        del others[at]
-    return others
+    if len(parked) <= len(messages) // FEW_SHARE:
+        for message in reversed(parked):
+            at = message.offset - first
+            if not 0 <= at < len(others) or others[at] is not message:
+                break
+            del others[at]
+        else:
+            return others
+    return [each for each in messages if each.key not in keys]

@@ -246,7 +246,8 @@ class CarefulHandOut(ClientDelivery):
                 self._ended.clear()
                 self._offset = offset
                 handed = True
-                client.give([message])
+                if not self._give([message]):
+                    return  # its key was parked meanwhile
                 await self._wait_for_end(queue.until_ms)
                 beside = queue.beside_crashes(offset)
                 if not self._ended.is_set() and beside < queue.alone_crashes(offset):
@@ -262,11 +263,12 @@ class CarefulHandOut(ClientDelivery):
         else:
             self.client.bury(message, failure)
 
-    def _give(self, messages: list[Message]) -> None:
-        """Hand messages out as any others; those of parked keys are parked."""
+    def _give(self, messages: list[Message]) -> bool:
+        """Hand messages out as any others, but for those of parked keys, which are parked; True if any are left."""
         left = self.client.divert(messages)
         if left:
             self.client.give(left)
+        return bool(left)
 
     # ── as a delivery of messages ────────────────────────────────────────────────────────────────────
     def done(self, offset: int) -> None:

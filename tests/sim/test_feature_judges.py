@@ -9,6 +9,7 @@ from keylane.checker.events import (
     Resetting,
     Sent,
     Served,
+    SetAside,
     Settled,
     Started,
     Stored,
@@ -19,6 +20,7 @@ from sim.features.carried import GROUP, Judged, Round, Row
 from sim.features.deletions import Life, check_groups, mixed_up, owners_of
 from sim.features.instances import stale_calls
 from sim.features.live_resets import check_resets, granted_while_set, unhandled_after
+from sim.features.loops import overtaken
 from sim.features.retries import Try, check_tries
 
 LIVES = [Life(frozenset({1}), ended=3), Life(frozenset({2}))]
@@ -208,3 +210,57 @@ def test_message_is_told_when_it_comes_again_after_a_cut_over_or_while_it_is_rep
     between = Round("h", accepted_at=8, published_at=10, **done)
     (early,) = _carried(*_handles(1, 1, b"v0.1:1")).early([between])
     assert "while it was being replaced" in early
+
+
+# ── loops ─────────────────────────────────────────────────────────────────────────────────────────────
+def _of_a_key(*more: Any, offsets: tuple[int, ...] = (0, 1, 2)) -> list[Any]:
+    """Three messages of a key, at these offsets."""
+    sent = [Sent(b"p.1:%d" % number, b"k", "p.1", number, strict=True) for number in range(3)]
+    stored = [Stored(1, offset, b"k", b"p.1:%d" % number) for number, offset in enumerate(offsets)]
+    return [*sent, *more, *stored]
+
+
+def _handled_all(*offsets: int) -> list[Any]:
+    return [event for offset in offsets for event in _handled(1, offset)]
+
+
+def _aside(offset: int, **how: bool) -> SetAside:
+    return SetAside("group0", 1, 1, ((offset, offset + 1),), **how)
+
+
+def test_message_is_told_when_it_is_begun_before_an_earlier_one_of_its_key_was_handled():
+    """By the numbers of its producer, and not by its offset; it is told once, also when it comes again."""
+    assert overtaken(_of_a_key(*_handled_all(0, 1, 2))) == []
+    (passed,) = overtaken(_of_a_key(*_handled_all(0, 2, 1, 2)))
+    assert "(1, 2) of b'k', number 2 of p.1, was begun before number 1" in passed
+    (by_number,) = overtaken(_of_a_key(*_handled_all(0, 1, 2), offsets=(1, 0, 2)))
+    assert "(1, 0) of b'k', number 1 of p.1, was begun before number 0" in by_number
+    begun, _ended = _handled(1, 0)
+    assert len(overtaken(_of_a_key(begun, *_handled_all(1, 0, 2)))) == 1, "it has not ended"
+
+
+def test_message_may_be_passed_when_it_was_set_aside_alone_or_given_up_but_not_when_it_is_parked():
+    """By its own group alone."""
+    passing = _handled_all(1, 2, 0)
+    assert overtaken(_of_a_key(_aside(0, alone=True), *passing)) == []
+    assert overtaken(_of_a_key(_aside(0, skipped=True), *passing)) == []
+    assert len(overtaken(_of_a_key(_aside(0), *passing))) == 2
+    other = _aside(0, alone=True)._replace(group="other")
+    assert len(overtaken(_of_a_key(other, *passing))) == 2
+
+
+def test_message_waits_for_none_of_another_key_or_producer_or_without_a_key():
+    first = [
+        Sent(b"q.1:0", b"k", "q.1", 0, strict=True),
+        Sent(b"p.1:9", b"other", "p.1", 9, strict=True),
+        Sent(b"p.1:8", b"", "p.1", 8, strict=True),
+    ]
+    stored = [
+        Stored(1, 5, b"k", b"q.1:0"),
+        Stored(1, 6, b"other", b"p.1:9"),
+        Stored(1, 7, b"", b"p.1:8"),
+    ]
+    history = _of_a_key(*_handled_all(5, 6, 7, 0, 1, 2))
+    assert overtaken([*first, *history, *stored]) == []
+    (passed,) = overtaken([*first, *_of_a_key(*_handled_all(5, 6, 7, 1, 0, 2)), *stored])
+    assert "number 1 of p.1" in passed

@@ -73,7 +73,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "property/broker/test_crash_points.py": "opening",
         "unit/broker/retention/test_loop_order.py": "dispatch first_offsets",
     },
-    "checker": {"unit/checker/test_judge.py": "log ownership progress routes"},
+    "checker": {"unit/checker/test_judge.py": "log ownership routes"},
     "cli": {"unit/cli/commands/test_consume.py": "connection"},
     "cli/commands": {
         "acceptance/test_cli.py": "dev",

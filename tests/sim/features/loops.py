@@ -23,6 +23,9 @@ from sim.features.feature import Feature
 from sim.features.parks import GROUP, ParkedKeys
 from sim.swarm import Swarm
 
+PROMPT_EVERY = 120
+PROMPT = range(30, 60)
+"""Remainders of the numbers of worlds by PROMPT_EVERY where keys are redriven at once, before loops have opened what they had pulled."""
 POLICIES = ("park", "park", "park", "block", "dead")
 PROBLEMS_MAX = 8
 
@@ -66,9 +69,12 @@ class Loops(Feature):
 
     async def work(self) -> None:
         """Have keys fail, redrive, change the policy, pause and reshape; once all is healed redrive until nothing is parked."""
+        prompt = self.world.number % PROMPT_EVERY in PROMPT
         while not self.world.faults.healed:
             await self.pause(0.5)
             await self._deed(self.rng.random())
+            if prompt:
+                await self._redrive_at_once()
         self.keys.poison.clear()
         self._end_arrow()
         while True:
@@ -108,6 +114,13 @@ class Loops(Feature):
             )
             world.faults.done += 1
             await world._reshape(ask)
+
+    async def _redrive_at_once(self) -> None:
+        """Have a key fail, and handled again within a second or two."""
+        self.keys.poison_some()
+        await self.pause(0.5)
+        self.keys.poison.clear()
+        await self.keys.change_some(chance=1.0)
 
     async def _set_policy(self) -> None:
         """Store another policy of the group, which its consumers follow within a heartbeat."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
+from functools import partial
 from typing import Any
 
 from keylane.consumer.handling.in_hand import InHand
 from keylane.consumer.handling.stream import Stream
+from keylane.consumer.parking.key_parking import KeyParking
 from keylane.consumer.settings import FailurePolicy
 from sim.mutants.mutant import Breaks, Patches
 
@@ -21,6 +24,29 @@ def another_policy_hands_parked_keys_out(patches: Patches) -> None:
         self._waiting.extend(self._stored.popleft().messages())
 
     real = patches.set(Stream, "_open_stored", open_stored)
+
+
+def later_batches_are_parked_before_earlier_ones(patches: Patches) -> None:
+    """Messages of a parked key are parked when they are pulled: a redrive hands them out before those that wait unopened."""
+
+    def put_batch(self: Any, batch: Any) -> None:
+        batch.client.leave_out_parked(batch)
+        real(self, batch)
+
+    real = patches.set(Stream, "put_batch", put_batch)
+
+
+def held_messages_come_after_newer_ones(patches: Patches) -> None:
+    """What came while a redriven key was freed is handed out a second later, and newer messages of the key meanwhile."""
+
+    def freed(self: Any, key: Any) -> None:
+        held, self._freeing[key] = self._freeing[key], []
+        real(self, key)
+        if held:
+            later = partial(self._context.client.hand_out, held)
+            asyncio.get_running_loop().call_later(1, later)
+
+    real = patches.set(KeyParking, "_freed", freed)
 
 
 def loop_gets_those_behind_a_parked_message(patches: Patches) -> None:
@@ -97,6 +123,8 @@ def keys_in_hand_hold_nothing(patches: Patches) -> None:
 
 BREAKS: tuple[Breaks, ...] = (
     another_policy_hands_parked_keys_out,
+    later_batches_are_parked_before_earlier_ones,
+    held_messages_come_after_newer_ones,
     loop_gets_those_behind_a_parked_message,
     opened_messages_pass_a_parked_one,
     paused_messages_pass_a_parked_one,

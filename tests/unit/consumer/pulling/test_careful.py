@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -20,6 +20,8 @@ from keylane.protocol.message import Message
 from keylane.protocol.parked import Failure, Park, decode_changes, failure_of
 from support.cluster import eventually
 from support.pulling import FAST, NotingOwner, ScriptedBroker, opened
+
+PARKED = [(b"k1", ()), (b"k1", ((1, 2),))]
 
 
 class SuspectingBroker(ScriptedBroker):
@@ -145,6 +147,25 @@ async def test_suspects_that_wait_are_forgotten_at_a_hand_over():
         assert client.outstanding == 1
         owner.done(0)
         await client.wait_handled()
+
+
+async def test_suspect_is_parked_when_its_key_is_parked_while_it_waits_for_its_turn():
+    """An earlier message of its key, which was with its handler for longer than the careful part, has failed meanwhile."""
+    broker, owner = SuspectingBroker(3), HandlingOwner()
+    failure = failure_of(ValueError("x"), client="c", at_ms=1, attempts=3)
+    async with pulling(broker, owner) as client:
+        await eventually(lambda: owner.offsets() == [0])
+        async with AsyncExitStack() as turns:
+            turn = asyncio.create_task(turns.enter_async_context(owner.alone.taken(60)))
+            await asyncio.sleep(0)
+            owner.done(0)
+            await turn
+            await asyncio.sleep(0.02)
+            assert owner.offsets() == [0]
+            client.parking.park(b"k1", [], failure)
+        await eventually(lambda: owner.offsets() == [0, 2])
+        await eventually(lambda: [(park.key, park.ranges) for park in broker.parks] == PARKED)
+        assert client.outstanding == 4, "it does not wait for one that is parked"
 
 
 async def test_suspect_that_is_set_aside_lets_the_next_one_begin():
