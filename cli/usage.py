@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import typer
 
-from ..protocol.errors import ConfigError
+from ..protocol.errors import ConfigError, KeylaneError
+from .options import OutputFormat
 
 
 def asks_for_json(arguments: Sequence[str]) -> bool:
@@ -23,8 +24,19 @@ def asks_for_json(arguments: Sequence[str]) -> bool:
 
 
 def run_command_line(app: typer.Typer, program: str) -> None:
-    """Run `app` with the words of the command line, and end the process with its status."""
-    if not asks_for_json(sys.argv[1:]):
+    """Run `app` with the words of the command line, and end the process with its status; 1 for a KeylaneError."""
+    in_json = asks_for_json(sys.argv[1:])
+    try:
+        _run_app(app, program, in_json=in_json)
+    except KeylaneError as error:
+        from .screen import show_error
+
+        show_error(error, OutputFormat.JSON if in_json else OutputFormat.TABLE)
+        sys.exit(1)
+
+
+def _run_app(app: typer.Typer, program: str, *, in_json: bool) -> None:
+    if not in_json:
         app(prog_name=program)
         return
     try:

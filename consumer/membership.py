@@ -19,11 +19,14 @@ from ..protocol.backoff import Pauses
 from ..protocol.clock import Clock
 from ..protocol.control import Grants, Heartbeat, Join, Leave, ReleaseGrant, Suspend
 from ..protocol.errors import (
+    AccessDeniedError,
     KeylaneError,
     RetryPolicyError,
     RetryRule,
     SessionUnknownError,
     StorageError,
+    TokenInvalidError,
+    UnauthenticatedError,
     UnreachableError,
 )
 from ..protocol.groups import FailurePolicy, GroupStart
@@ -120,6 +123,8 @@ class Membership:
             margin_ms=settings.margin_ms,
             timeout_max_ms=settings.call_timeout_ms,
         )
+        self._refusal = ""
+        """Why the metaserver refuses the consumer's heartbeats; "" while it takes them."""
         self._nudge = asyncio.Event()
         """Set when the next heartbeat should be answered at once: for a report, or because the lease may end soon."""
         self._reports = asyncio.Semaphore(REPORTS_AT_ONCE_MAX)
@@ -209,7 +214,7 @@ class Membership:
                     if error.retry is RetryRule.NEVER and not self.session:
                         raise
                     self._nudge.set()
-                    log.info("heartbeat: %s", error.message)
+                    self._tell_failure(error)
                     all_failed = self._timeouts.failed()
                     if all_failed or not isinstance(error, UnreachableError | StorageError):
                         await self._pause(pauses)
@@ -218,6 +223,18 @@ class Membership:
         except BaseException as error:
             holder.fail(error)
             raise
+
+    def _tell_failure(self, error: KeylaneError) -> None:
+        """Log why a heartbeat failed: a refusal once, as a warning, because the consumer gets nothing until it ends."""
+        refused = isinstance(error, UnauthenticatedError | AccessDeniedError | TokenInvalidError)
+        if not refused or error.message == self._refusal:
+            log.info("heartbeat: %s", error.message)
+            return
+        self._refusal = error.message
+        log.warning(
+            "consumer of %s in group %s is refused by the metaserver, and keeps asking: %s",
+            self._subject, self._group, error.message,
+        )  # fmt: skip
 
     async def _beat_once(self, holder: GrantHolder) -> None:
         sent_at_ms = self._clock.boot_ms()
@@ -247,6 +264,9 @@ class Membership:
             await self._version_fell(grants.version)
             return
         self._version = grants.version
+        if self._refusal:
+            log.warning("consumer of %s in group %s is taken again", self._subject, self._group)
+            self._refusal = ""
         deadline_ms = sent_at_ms + grants.ttl_ms - self._settings.margin_ms
         self._timeouts.granted(deadline_ms)
         holder.granted(grants, deadline_ms)

@@ -174,7 +174,7 @@ class MetaClient:
             )
         except KeylaneError:
             return
-        _of_program("metaserver", address, health)
+        of_program("metaserver", address, health)
 
     async def broker_heartbeat(
         self, body: BrokerHeartbeat, *, within_ms: int | None = None
@@ -396,7 +396,7 @@ class MetaClient:
             InvalidRequestError: the address is another program's.
         """
         health = await self._call(endpoints.HEALTH)
-        return _of_program("metaserver", self._addresses[0], health)
+        return of_program("metaserver", self._addresses[0], health)
 
     async def wait_until_ready(self, wait_s: float) -> None:
         """
@@ -562,7 +562,7 @@ class BrokerClient:
             InvalidRequestError: the address is another program's.
         """
         health = await self._control(endpoints.HEALTH)
-        return _of_program("broker", self.address, health)
+        return of_program("broker", self.address, health)
 
     async def _control(
         self,
@@ -583,7 +583,7 @@ class BrokerClient:
             await self._channel.close()
 
 
-def _of_program(program: str, address: str, health: Health) -> Health:
+def of_program(program: str, address: str, health: Health) -> Health:
     """Return `health` if it is that of a `program`.  Raises InvalidRequestError."""
     if health.program != program:
         raise InvalidRequestError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -299,15 +299,17 @@ class HttpNetwork:
             ) from error
         raise refusal.error()
 
-    async def text(self, address: str, path: str, *, timeout_ms: int) -> tuple[str, str]:
+    async def text(
+        self, address: str, path: str, *, timeout_ms: int, statuses: Container[int] = (200,)
+    ) -> tuple[str, str]:
         """
-        GET a text that is no JSON, as the figures of a server.
+        GET a text without showing who calls, as the figures of a server.
 
         Returns:
             The text, and the answer's Date header: whole seconds of the server's clock.
 
         Raises:
-            NotSentError, OutcomeUnknownError, ForeignServerError: as `control`; the status was not 200.
+            NotSentError, OutcomeUnknownError, ForeignServerError: as `control`; the status is none of `statuses`.
         """
         limits = aiohttp.ClientTimeout(total=timeout_ms / 1000, sock_connect=CONNECT_SECONDS)
         try:
@@ -324,7 +326,7 @@ class HttpNetwork:
             raise problem or NotSentError(
                 f"cannot reach {address}: {reason(error)}", address=address
             ) from error
-        if status != 200:
+        if status not in statuses:
             raise ForeignServerError(
                 f"{address} answered GET {path} with status {status}", address=address
             )

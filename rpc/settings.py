@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar, get_type_hints
 
 from ..protocol.errors import ConfigError
 from ..protocol.settings import refuse
+from .reasons import reason
 
 Settings = TypeVar("Settings")
 CONFIG_VARIABLE = "KEYLANE_CONFIG"
@@ -184,7 +185,7 @@ def _read_toml(config: Path, program: str) -> dict[str, Any]:
     try:
         read = tomllib.loads(config.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"cannot read {config}: {error}", path=str(config)) from error
+        raise ConfigError(f"cannot read {config}: {reason(error)}", path=str(config)) from error
     tables = {name: value for name, value in read.items() if isinstance(value, dict)}
     if not tables:
         return read

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ...protocol.access.tokens import check_token
 from ...protocol.errors import TokenInvalidError
+from ..reasons import reason
 
 FILE_VARIABLE = "KEYLANE_TOKEN_FILE"
 VARIABLE = "KEYLANE_TOKEN"
@@ -34,7 +35,7 @@ def token_in_file(path: Path) -> str:
         with path.open("rb") as file:
             text = file.read(FILE_BYTES_MAX).decode("ascii", "replace")
     except (OSError, ValueError) as error:
-        raise TokenInvalidError(f"cannot read the token in {path}: {error}") from error
+        raise TokenInvalidError(f"cannot read the token in {path}: {reason(error)}") from error
     return check_token(text, f"the file {path}")
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
 
+from ....protocol.errors import ConfigError
+from ....protocol.reading.instants import ago_ms
 from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
 from ...screen import make_table, show_line, show_table
 from .running import ask_and_show
@@ -17,7 +19,13 @@ def show_audit(
     who: Annotated[str | None, typer.Option(help="Only this principal.")] = None,
     subject: Annotated[str | None, typer.Option(help="Only this subject.")] = None,
     outcome: Annotated[str | None, typer.Option(help="Only done, or only refused.")] = None,
-    since: Annotated[datetime | None, typer.Option(help="From this time on, local.")] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="From this time on: 2030-01-31T08:00:00Z, local time without a zone, or -1h.",
+        ),
+    ] = None,
     before: Annotated[
         int | None, typer.Option(min=1, help="Older ones than the event with this id.")
     ] = None,
@@ -26,7 +34,9 @@ def show_audit(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Show the audit log, the newest events first."""
-    start = None if since is None else since.astimezone()
+    if outcome not in {None, "done", "refused"}:
+        raise ConfigError(f"--outcome is done or refused, not {outcome!r:.80}")
+    start = None if since is None else _start_of(since)
     ask_and_show(
         meta,
         output,
@@ -35,6 +45,19 @@ def show_audit(
         ),
         _show,
     )
+
+
+def _start_of(text: str) -> datetime:
+    """The time that --since says.  Raises ConfigError."""
+    ago = ago_ms(text)
+    try:
+        if ago is not None:
+            return datetime.now(UTC) - timedelta(milliseconds=ago)
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError, OSError):
+        raise ConfigError(
+            f"--since is a time such as 2030-01-31T08:00:00Z, or how long ago, such as -1h, not {text[:80]!r}"
+        ) from None
 
 
 def _show(page: Any) -> None:

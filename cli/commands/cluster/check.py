@@ -172,6 +172,7 @@ def _show(
     show_table(make_table("servers", heads, [report.row() for report in reports]))
     for finding in findings:
         place = f"{finding.address}: " if finding.address else ""
-        show_line(f"{place}{finding.problem}\n  {finding.advice}")
+        show_line(f"{place}{finding.problem}")
+        show_line(f"  {finding.advice}")
     if not findings:
         show_line("all fits")

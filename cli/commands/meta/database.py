@@ -76,7 +76,8 @@ async def rebuild(
     lost = [CORDONS, SETTINGS.format(listed(groups))] if groups else [CORDONS]
     if output is OutputFormat.JSON:
         show_json(rebuilt)
-        show_line("\n".join(lost), errors=True)
+        for line in lost:
+            show_line(line, errors=True)
         return
     rows = [
         (
@@ -90,7 +91,8 @@ async def rebuild(
     ]
     columns = ("subject", "strategy", "partitions#", "groups#", "unfinished")
     show_table(make_table(f"rebuilt from {counted(len(addresses), 'broker')}", columns, rows))
-    show_line("\n".join(lost))
+    for line in lost:
+        show_line(line)
 
 
 def _subject_facts(subject: RebuiltSubject) -> dict[str, Any]:

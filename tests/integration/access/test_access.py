@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -24,6 +26,7 @@ from keylane.protocol.frames import Authenticate, Challenge
 from keylane.rpc.access.wallet import Wallet
 from keylane.rpc.http_network import HttpNetwork
 from support.access.guarded import GuardedCluster, capabilities, figures_of, refusal_of
+from support.server_process import run_keylane
 
 
 @pytest.fixture(scope="module")
@@ -186,3 +189,24 @@ async def test_refusals_are_counted_by_code(guarded: GuardedCluster):
     await refusal_of(guarded.meta, "/v1/subjects")
     figures = await figures_of(guarded.meta)
     assert 'keylane_refusals_total{code="1350",error="UnauthenticatedError"}' in figures
+
+
+def test_broker_health_is_shown_without_a_token_and_shows_none_to_the_broker(
+    guarded: GuardedCluster,
+):
+    """A supervisor needs no token for it, and an administrator's stays with metaservers."""
+    broker = guarded.brokers[0].address
+    refused_before = refusals_of(broker)
+    for token in ({}, {"KEYLANE_TOKEN": guarded.admin_token}):
+        environment = {**os.environ, **token}
+        done = run_keylane("broker", "health", broker, "-o", "json", environment=environment)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["ready"]
+    assert refusals_of(broker) == refused_before
+    misled = run_keylane("broker", "health", guarded.meta)
+    assert (misled.returncode, "of a metaserver" in misled.stderr) == (1, True)
+
+
+def refusals_of(address: str) -> list[str]:
+    figures = asyncio.run(figures_of(address))
+    return [line for line in figures.splitlines() if line.startswith("keylane_refusals_total")]

@@ -143,3 +143,23 @@ async def test_bounds_of_the_log_change_while_the_metaserver_runs(tmp_path: Path
         read = [replace(settings, audit_retention_ms=60_000, audit_rows_max=1_000)]
         Reloading(settings, read.pop, RELOADED, metaserver.adopt).reload()
         assert (audit.retention_ms, audit.rows_max) == (60_000, 1_000)
+
+
+def test_audit_command_takes_a_time_ago_and_refuses_what_is_no_time_or_outcome(
+    guarded: GuardedCluster,
+):
+    """As `keylane read` does; a misspelt outcome is no empty log."""
+    environment = {**os.environ, "KEYLANE_META": guarded.meta, "KEYLANE_TOKEN": guarded.admin_token}
+
+    def audit(*arguments: str) -> tuple[int, str]:
+        done = run_keylane(
+            "access", "audit", "--output", "json", *arguments, environment=environment
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    status, told = audit("--since", "-1h")
+    assert status == 0, told
+    assert json.loads(told)["rows"]
+    for wrong in (("--since", "-1"), ("--since", f"-{10**17}d"), ("--outcome", "refuse")):
+        status, told = audit(*wrong)
+        assert (status, json.loads(told)["name"]) == (1, "ConfigError")

@@ -235,3 +235,6 @@ def test_config_show_tells_all_mistakes_at_once(tmp_path: Path) -> None:
     assert shown.returncode == 1
     for mistake in ("group:", "colour: no such", "port must", "index must", "data is missing"):
         assert mistake in shown.stderr
+    assert "Traceback" not in shown.stderr
+    in_json = show("broker", "--config", str(config), "-o", "json")
+    assert (in_json.returncode, json.loads(in_json.stderr)["name"]) == (1, "ConfigError")

@@ -272,6 +272,10 @@ def test_server_without_tls_is_refused_beyond_loopback(tmp_path: Path, program: 
         problems = [finding["problem"] for finding in json.loads(checked.stdout)["findings"]]
         assert any("insecure_network" in problem for problem in problems)
         assert any("access = off" in problem for problem in problems)
+        lines = keylane("cluster", "check", "--meta", address).stdout.splitlines()
+        assert "\\n" not in "".join(lines)
+        at = next(number for number, line in enumerate(lines) if "access = off" in line)
+        assert lines[at + 1].startswith("  "), "the advice is in a line of its own"
     process.terminate()
     told = process.communicate(timeout=20)[1]
     assert "insecure_network" in told

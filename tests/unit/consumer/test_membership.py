@@ -10,7 +10,12 @@ import pytest
 from keylane.consumer.membership import Membership
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.control import Done, Grants, Join, Joined
-from keylane.protocol.errors import InstanceTakenError, OutcomeUnknownError, SessionUnknownError
+from keylane.protocol.errors import (
+    InstanceTakenError,
+    OutcomeUnknownError,
+    SessionUnknownError,
+    UnauthenticatedError,
+)
 from sim.machines.clock import ManualClock
 from support.cluster import eventually
 from support.quiet_holder import QuietHolder
@@ -94,6 +99,31 @@ async def test_deadline_counts_from_the_sending_of_the_heartbeat():
     began_ms = clock.now_ms
     counted = await granted(VersionedMeta(clock, 1, 2, took_ms=400), clock)
     assert [deadline_ms - began_ms for _, deadline_ms in counted] == [900, 1_300]
+
+
+class RefusingMeta(VersionedMeta):
+    """Refuses the first three heartbeats, as after the token was revoked."""
+
+    refusals = 3
+
+    async def heartbeat(self, body, *, timeout_ms=None):
+        if self.refusals:
+            self.refusals -= 1
+            raise UnauthenticatedError("the token was revoked")
+        return await super().heartbeat(body, timeout_ms=timeout_ms)
+
+
+async def test_refusal_of_heartbeats_is_told_once_and_its_end_too(
+    caplog: pytest.LogCaptureFixture,
+):
+    """Its consumer gets nothing meanwhile, so its log says why."""
+    clock = ManualClock()
+    await granted(RefusingMeta(clock, 1, 2), clock)
+    told = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert told == [
+        "consumer of s in group g is refused by the metaserver, and keeps asking: the token was revoked",
+        "consumer of s in group g is taken again",
+    ]
 
 
 class OneJoinMeta(VersionedMeta):
