@@ -172,6 +172,7 @@ __all__ = [
     "RowsInvalidError",
     "RowsRefusedError",
     "ScheduleFullError",
+    "ScheduledTakenError",
     "ScheduledUnknownError",
     "SchemaTooNewError",
     "SeekRefusedError",

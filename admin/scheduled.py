@@ -89,6 +89,7 @@ class ScheduledCalls(ClusterCalls):
         Raises:
             InvalidRequestError: not an id.
             ScheduledUnknownError: no broker that was asked knows the message, or no longer.
+            ScheduledTakenError: it is on its way to its subject, which does not answer; ask again.
             ConfigError: `broker` is not one address.
             KeylaneError: what else the last broker answered, if none knows the message.
         """

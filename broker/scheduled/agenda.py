@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush, nsmallest
 
-from ...protocol.errors import ScheduledUnknownError
+from ...protocol.errors import ScheduledTakenError, ScheduledUnknownError
 from ...protocol.scheduled.receipt import CancelOutcome
 from .records import (
     Canceled,
@@ -125,16 +125,16 @@ class Agenda:
         Begin to cancel a message.
 
         Returns:
-            The outcome, if it is settled or taken already; None if it was waiting: it is taken until `canceled` or
-            `give_back`.
+            The outcome, if it is settled; None if it was waiting: it is taken until `canceled` or `give_back`.
 
         Raises:
             ScheduledUnknownError
+            ScheduledTakenError: it may be given back yet, so no outcome can be told.
         """
         entry = self.entries.get(scheduled_id)
         if entry is not None:
             if entry.taken:
-                return CancelOutcome.DELIVERED
+                raise ScheduledTakenError(scheduled_id=scheduled_id.hex())
             entry.taken = True
             self._settling[scheduled_id] = {entry.place.segment}
             return None
@@ -142,6 +142,11 @@ class Agenda:
         if outcome is None:
             raise ScheduledUnknownError(scheduled_id=scheduled_id.hex())
         return outcome
+
+    def is_taken(self, scheduled_id: bytes) -> bool:
+        """True while a message is neither settled nor waits."""
+        entry = self.entries.get(scheduled_id)
+        return entry is not None and entry.taken
 
     def canceled(self, scheduled_id: bytes) -> None:
         """Note that a cancel is durable."""

@@ -49,6 +49,8 @@ COPIED_MAX = 1_000
 """Records that are written again in one frame, before a segment is removed."""
 WAITS = Backoff(first_ms=50, max_ms=30_000)
 """Pauses of a subject whose messages cannot be stored now."""
+DELIVERY_S = 3.0
+"""How long a cancel waits for a delivery that is under way: less than a client waits for its answer."""
 UNREADABLE_MS = 60_000
 """Pause of a message that cannot be read from the disk."""
 
@@ -125,6 +127,8 @@ class Scheduler:
         """Cancels and drops that are not durable yet."""
         self._writing_bytes = 0
         self._wake = asyncio.Event()
+        self._turn = asyncio.Event()
+        """Set when a delivery has ended or failed; then there is another one."""
         self._pauses: dict[str, Pauses] = {}
         """Subjects whose last delivery failed."""
         self._problems: dict[str, str] = {}
@@ -260,13 +264,18 @@ class Scheduler:
 
         Raises:
             ScheduledUnknownError: the message is not known, or no longer.
+            ScheduledTakenError: its delivery has not ended within `DELIVERY_S`.
             BrokerReadOnlyError, CorruptLogError: nothing is done.
             StorageError: see its fate.
         """
         self._writer.check()
-        for working in (self._writing.get(scheduled_id), self._canceling.get(scheduled_id)):
-            if working is not None:
-                await asyncio.shield(working)
+        if (writing := self._writing.get(scheduled_id)) is not None:
+            await asyncio.shield(writing)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DELIVERY_S):
+                while self._agenda.is_taken(scheduled_id):
+                    canceling = self._canceling.get(scheduled_id)
+                    await (asyncio.shield(canceling) if canceling else self._turn.wait())
         outcome = self._agenda.cancel(scheduled_id)
         if outcome is not None:
             return outcome
@@ -503,6 +512,8 @@ class Scheduler:
     def _free(self, subject: str) -> None:
         self._agenda.free(subject)
         self._wake.set()
+        self._turn.set()
+        self._turn = asyncio.Event()
 
     def _tell(self, subject: str, error: KeylaneError) -> None:
         """Log each problem of a subject once."""

@@ -412,11 +412,12 @@ class ScheduledCancels(Resident):
         Have a message that was sent with `deliver_at` never delivered, durably.  A repeat is harmless.
 
         Returns:
-            CANCELED; DELIVERED if the message is in its subject, or on its way there; DROPPED if its subject was
-            deleted, or takes no message of its size.
+            CANCELED; DELIVERED if the message is in its subject; DROPPED if its subject was deleted, or takes no message
+            of its size.
 
         Raises:
             ScheduledUnknownError: the broker does not know the message, or no longer.
+            ScheduledTakenError: it is on its way to its subject, which does not answer; ask again.
             NotSentError, OutcomeUnknownError: the broker that keeps it does not answer.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.
         """

@@ -50,7 +50,8 @@
     │   ├── EffectDoneError                                committed by another transaction meanwhile
     │   ├── OutboxRowFailedError                           its fate is UNKNOWN
     │   ├── OutboxSubjectExistsError                       waiting rows stay while their subject exists
-    │   ├── DeliverAtError, DeliverAtKeyError, ScheduleFullError, ScheduledUnknownError    later delivery
+    │   ├── DeliverAtError, DeliverAtKeyError, ScheduleFullError,
+    │   ├── ScheduledUnknownError, ScheduledTakenError     later delivery
     │   ├── ParkFullError, ParkMovedError, ParkedKeyUnknownError    parked messages
     │   ├── GroupExistsError, PolicyInvalidError, RetryPolicyError, SuspendedClientsError    settings of a consumer group
     │   ├── ResetCanceledError, ResetForwardError          a reset that was canceled, or cannot be

@@ -52,3 +52,13 @@ class ScheduledUnknownError(RefusedError):
         "its receipt names the broker group."
     )
     scheduled_id = Detail(str)
+
+
+class ScheduledTakenError(RefusedError):
+    """A scheduled message that is to be canceled is on its way to its subject, which does not answer."""
+
+    code = 1244
+    retry = RetryRule.LATER
+    summary = "the scheduled message is being delivered, and its outcome is not known yet"
+    hint = "Cancel it again later: it is delivered then, or it waits and is canceled."
+    scheduled_id = Detail(str)

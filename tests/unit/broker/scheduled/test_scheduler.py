@@ -23,6 +23,8 @@ from keylane.protocol.errors import (
     MessageTooLargeError,
     NotSentError,
     OutcomeUnknownError,
+    OverloadedError,
+    ScheduledTakenError,
     ScheduleFullError,
     SubjectDeletedError,
     SubjectUnknownError,
@@ -144,6 +146,55 @@ async def test_messages_are_delivered_at_their_times_and_settled():
         await until(lambda: scheduler.view()["count"] == 0)
         assert subjects.values == [b"b", b"a"]
         assert await scheduler.cancel(b"a".rjust(16, b"-")) is CancelOutcome.DELIVERED
+
+
+class GatedSubjects(ScriptedSubjects):
+    """A store goes on once `gate` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.gate = asyncio.Event(), asyncio.Event()
+
+    async def store(self, subject: str, messages: Sequence[PostedMessage], **named: Any) -> None:
+        self.asked.set()
+        await self.gate.wait()
+        await super().store(subject, messages, **named)
+
+
+@pytest.mark.parametrize(
+    ("errors", "outcome", "values"),
+    [
+        ([], CancelOutcome.DELIVERED, [b"a"]),
+        ([(OverloadedError("not now"), False)], CancelOutcome.CANCELED, []),
+    ],
+    ids=["stored", "given back"],
+)
+async def test_cancel_waits_for_the_end_of_a_delivery_when_one_is_under_way(
+    errors, outcome, values
+):
+    """Its outcome is the last one: what is told to be delivered is never canceled later."""
+    subjects, scheduler = GatedSubjects(), open_scheduler(SimDisk())
+    subjects.errors = errors
+    async with running(scheduler, subjects):
+        await scheduler.schedule([message(b"a", 0)])
+        await subjects.asked.wait()
+        canceling = asyncio.create_task(scheduler.cancel(b"a".rjust(16, b"-")))
+        await asyncio.sleep(0.05)
+        assert not canceling.done()
+        subjects.gate.set()
+        assert await canceling is outcome
+        await until(lambda: scheduler.view()["count"] == 0)
+    assert subjects.values == values
+
+
+async def test_cancel_is_refused_when_a_delivery_does_not_end(monkeypatch):
+    monkeypatch.setattr("keylane.broker.scheduled.scheduler.DELIVERY_S", 0.05)
+    subjects, scheduler = GatedSubjects(), open_scheduler(SimDisk())
+    async with running(scheduler, subjects):
+        await scheduler.schedule([message(b"a", 0)])
+        await subjects.asked.wait()
+        with pytest.raises(ScheduledTakenError):
+            await scheduler.cancel(b"a".rjust(16, b"-"))
 
 
 def test_messages_are_stored_within_100_ms_of_their_times():
