@@ -145,9 +145,10 @@ def check_allowed(
     if group:
         where += f", consumer group {group!r}"
     options = f" --subject {subject or repr(ANY)}" + (f" --group {group}" if group else "")
+    others = "; or produce, or consume, in place of read" if right is Rights.ANY else ""
     raise AccessDeniedError(
         f"{principal!r} has no right to {right.doing} {where}; "
-        f"an administrator grants it: keylane access grant {principal} {asked}{options}",
+        f"an administrator grants it: keylane access grant {principal} {asked}{options}{others}",
         principal=principal,
         right=asked.value,
         subject=subject,

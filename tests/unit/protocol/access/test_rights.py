@@ -52,6 +52,11 @@ def test_refusal_says_what_to_ask_for():
         check_allowed("shop", (), Rights.PRODUCE, "orders")
     assert refused.value.right == "produce"
     assert "keylane access grant shop produce --subject orders" in refused.value.message
+    assert "in place of read" not in refused.value.message
+    with pytest.raises(
+        AccessDeniedError, match="--subject orders; or produce, or consume, in place"
+    ):
+        check_allowed("shop", (), Rights.ANY, "orders")
 
 
 @pytest.mark.parametrize(
