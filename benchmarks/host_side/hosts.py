@@ -276,7 +276,9 @@ def upgrade_pauses_ms() -> dict[str, float]:
     names = ("upgrade_pause_p99_ms", "upgrade_pause_longest_ms")
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", str(UPGRADE)]
+        # The newer kind of report has no properties.
+        options = ["-q", "-o", "junit_family=xunit1", f"--junitxml={report}"]
+        command = [sys.executable, "-m", "pytest", *options, str(UPGRADE)]
         subprocess.run(command, check=True, stdout=sys.stderr, cwd=UPGRADE.parents[2])
         recorded = {
             each.get("name"): each.get("value", "") for each in ET.parse(report).iter("property")
