@@ -184,11 +184,12 @@ def test_broker_commands_refuse_what_is_no_data_folder(tmp_path, folder):
             assert "stop it first" in refused.stderr
             assert "keylane broker health" in refused.stderr
         done = keylane("health", process.address, "-o", "json")
-        assert done.returncode == 0
+        assert done.returncode == 1  # it has no metaserver, so no client finds it
         health = json.loads(done.stdout)
+        assert not health["ready"]
         assert health["details"]["durable"] == "fsync"
         assert health["details"]["damage"] == []
-        assert "takes writes" in keylane("health", process.address).stdout
+        assert "not ready" in keylane("health", process.address).stdout
     finally:
         process.end()
     assert keylane("health", process.address).returncode == 1

@@ -181,7 +181,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "spark/writing": {
         "integration/writing/test_written_tasks.py": "hidden task",
-        "spark/test_writing_local.py": "batch_writer running schema stream_writer",
+        "spark/test_writing_local.py": "batch_writer running schema",
     },
     "metaserver/rebuild": {
         "integration/rebuild/test_meta_rebuild.py": "service",

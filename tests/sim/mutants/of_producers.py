@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from typing import Any
 
@@ -13,6 +14,7 @@ from keylane.producer.given_up import GivenUp
 from keylane.producer.outgoing_batch import REORDERED, OutgoingBatch
 from keylane.producer.sender import SubjectSender
 from keylane.protocol.errors import Fate, SequenceGapError, StorageError, UnreachableError
+from keylane.protocol.frames import Appended
 from keylane.protocol.message import Receipt
 from sim.mutants.mutant import Breaks, Patches
 
@@ -57,14 +59,32 @@ def given_up_told_as_not_done(patches: Patches) -> None:
     patches.set(GivenUp, "error", lambda self, *, unknown: self.cause.copy(Fate.NOT_DONE))
 
 
-def acked_when_sent(patches: Patches) -> None:
-    async def append(self: Any, channel: Any, batch: Any, data: bytes) -> Receipt:
-        try:
-            return await real(self, channel, batch, data)
-        except UnreachableError:
-            return Receipt(self.partition.partition_id, -1, "fsync", True)
+def _told_stored(call: asyncio.Future[Any], kind: type[Exception]) -> asyncio.Future[Any]:
+    """The call, with errors of a kind told as an answer."""
+    told = call.get_loop().create_future()
 
-    real = patches.set(Executor, "_append", append)
+    def end(call: asyncio.Future[Any]) -> None:
+        if told.done():
+            return
+        if call.cancelled():
+            told.cancel()
+        elif isinstance(call.exception(), kind):
+            told.set_result((Appended(-1, "fsync", True), memoryview(b"")))
+        elif (error := call.exception()) is not None:
+            told.set_exception(error)
+            told.exception()
+        else:
+            told.set_result(call.result())
+
+    call.add_done_callback(end)
+    return told
+
+
+def acked_when_sent(patches: Patches) -> None:
+    def call(self: Any, channel: Any, batch: Any) -> asyncio.Future[Any]:
+        return _told_stored(real(self, channel, batch), UnreachableError)
+
+    real = patches.set(Executor, "_call", call)
 
 
 def receipt_of_another_message(patches: Patches) -> None:
@@ -179,13 +199,10 @@ def lost_is_not_asked(patches: Patches) -> None:
 def refused_batch_stays_out(patches: Patches) -> None:
     """A batch refused for a gap is told as stored."""
 
-    async def append(self: Any, channel: Any, batch: Any, data: bytes) -> Receipt:
-        try:
-            return await real(self, channel, batch, data)
-        except SequenceGapError:
-            return Receipt(self.partition.partition_id, -1, "fsync", True)
+    def call(self: Any, channel: Any, batch: Any) -> asyncio.Future[Any]:
+        return _told_stored(real(self, channel, batch), SequenceGapError)
 
-    real = patches.set(Executor, "_append", append)
+    real = patches.set(Executor, "_call", call)
 
 
 BREAKS: tuple[Breaks, ...] = (
