@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from typing import NamedTuple
 
 from ..protocol.errors import FrameError, KeylaneError, NotSentError, OutcomeUnknownError
 from ..protocol.frames import (
@@ -17,19 +16,12 @@ from ..protocol.frames import (
     frame_parts,
     refusal_error,
 )
+from .network import Call, Calling, OnAnswer
 from .websocket.socket import DataSocket
 
 WAIT_MS_MAX = 60_000
 """No broker makes a call wait for longer, whatever it says."""
 _NEVER = float("inf")
-
-
-class _Call(NamedTuple):
-    """A call under way."""
-
-    future: asyncio.Future[tuple[Answer, memoryview]]
-    kind: type[Request]
-    timeout_ms: int
 
 
 class WebSocketChannel:
@@ -49,7 +41,7 @@ class WebSocketChannel:
         self._socket = socket
         self._address = address
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[int, _Call] = {}
+        self._waiting: dict[int, Call] = {}
         self._ends: dict[int, float] = {}
         """When the time of each call is over."""
         self._next_end = _NEVER
@@ -58,6 +50,9 @@ class WebSocketChannel:
         self._on_throttled = on_throttled
         self._next_id = itertools.count(1).__next__
         self._broken: str | None = None
+        self._told = ""
+        """Why the broker closes the connection."""
+        socket.on_message = self._take
         self._reader = asyncio.create_task(self._read(), name=f"channel {address}")
 
     @property
@@ -72,28 +67,33 @@ class WebSocketChannel:
         return await self.begin(request, payload, timeout_ms=timeout_ms)
 
     def begin(
-        self, request: Request, payload: bytes = b"", *, timeout_ms: int
-    ) -> asyncio.Future[tuple[Answer, memoryview]]:
+        self,
+        request: Request,
+        payload: bytes = b"",
+        *,
+        timeout_ms: int,
+        on_answer: OnAnswer | None = None,
+    ) -> Calling:
         """See `network.Channel.begin`."""
-        future: asyncio.Future[tuple[Answer, memoryview]] = self._loop.create_future()
+        call = Call(self._loop.create_future(), on_answer, type(request), timeout_ms)
         if self._broken is not None:
             text = f"the connection to {self._address} is closed: {self._broken}"
-            _fail(future, NotSentError(text))
-            return future
+            call.failed(NotSentError(text))
+            return call.future
         correlation_id = self._next_id()
         try:
             self._socket.write(frame_parts(correlation_id, request, payload))
         except KeylaneError as error:
-            _fail(future, error)
+            call.failed(error)
         except ConnectionError as error:
             text = f"the connection to {self._address} broke: {str(error) or type(error).__name__}"
-            _fail(future, OutcomeUnknownError(text))
+            call.failed(OutcomeUnknownError(text))
         else:
-            self._waiting[correlation_id] = _Call(future, type(request), timeout_ms)
+            self._waiting[correlation_id] = call
             end = self._ends[correlation_id] = self._loop.time() + timeout_ms / 1000
             if end < self._next_end:
                 self._end_late_at(end)
-        return future
+        return call.future
 
     def _end_late_at(self, end: float) -> None:
         if self._timer is not None:
@@ -107,46 +107,56 @@ class WebSocketChannel:
         self._timer, self._next_end = None, _NEVER
         late = [correlation_id for correlation_id, end in self._ends.items() if end <= now]
         for correlation_id in late:
-            future, kind, timeout_ms = self._waiting.pop(correlation_id)
+            call = self._waiting.pop(correlation_id)
             del self._ends[correlation_id]
-            if not future.done():
-                text = f"no answer from {self._address} to {kind.__name__} within {timeout_ms} ms"
-                _fail(future, OutcomeUnknownError(text))
+            text = f"no answer from {self._address} to {call.kind.__name__} within {call.timeout_ms} ms"
+            call.failed(OutcomeUnknownError(text))
         if self._ends:
             self._end_late_at(min(self._ends.values()))
 
+    def _take(self, data: bytearray) -> bool:
+        """Take a frame of the broker where it arrives; False: it cannot be read, and ends the channel."""
+        try:
+            correlation_id, answer, payload = decode_answer(data)
+        except FrameError:
+            return False
+        if isinstance(answer, Refused) and correlation_id == 0:
+            self._told = answer.message
+        elif isinstance(answer, Throttled):
+            self._give_time(answer)
+            return True
+        call = self._waiting.pop(correlation_id, None)
+        if call is not None:
+            del self._ends[correlation_id]
+            if isinstance(answer, Refused):
+                call.failed(refusal_error(answer))
+            else:
+                call.answered((answer, payload))
+        return True
+
     async def _read(self) -> None:
+        """Read what came before `_take` was known, or cannot be read, until the connection ends."""
         reason = ""
         try:
             while (data := await self._socket.receive()) is not None:
-                correlation_id, answer, payload = decode_answer(data)
-                if isinstance(answer, Refused) and correlation_id == 0:
-                    reason = answer.message
-                elif isinstance(answer, Throttled):
-                    self._give_time(answer)
-                    continue
-                call = self._waiting.pop(correlation_id, None)
-                if call is None:
-                    continue
-                del self._ends[correlation_id]
-                if call.future.done():
-                    continue
-                if isinstance(answer, Refused):
-                    _fail(call.future, refusal_error(answer))
-                else:
-                    call.future.set_result((answer, payload))
+                if not self._take(data):
+                    decode_answer(data)  # raises
         except FrameError as error:
             reason = str(error)
         finally:
             code = self._socket.close_code
-            reason = reason or self._socket.problem or f"closed by the other side, code {code}"
+            reason = (
+                reason
+                or self._told
+                or self._socket.problem
+                or f"closed by the other side, code {code}"
+            )
             reason = self._broken = self._broken or reason
             text = f"the connection to {self._address} ended: {reason}"
-            for call in self._waiting.values():
-                if not call.future.done():
-                    _fail(call.future, OutcomeUnknownError(text))
-            self._waiting.clear()
+            waiting, self._waiting = self._waiting, {}
             self._ends.clear()
+            for call in waiting.values():
+                call.failed(OutcomeUnknownError(text))
             if self._timer is not None:
                 self._timer.cancel()
             if not self._socket.closed:
@@ -167,8 +177,3 @@ class WebSocketChannel:
         await asyncio.gather(self._reader, return_exceptions=True)
         if not self._socket.closed:  # the reader was cancelled before its first step
             await self._socket.close()
-
-
-def _fail(future: asyncio.Future[tuple[Answer, memoryview]], error: KeylaneError) -> None:
-    future.set_exception(error)
-    future.exception()  # marks it as retrieved: its caller may have been cancelled

@@ -3,12 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
+from ..protocol.errors import KeylaneError
 from ..protocol.frames import Answer, Request
 
 T = TypeVar("T")
+Calling = asyncio.Future[tuple[Answer, memoryview]]
+"""A call under way."""
+OnAnswer = Callable[[Calling], object]
+
+
+class Call:
+    """A call under way: its future, and who is called at once."""
+
+    __slots__ = ("future", "kind", "on_answer", "timeout_ms")
+
+    def __init__(
+        self, future: Calling, on_answer: OnAnswer | None, kind: type[Request], timeout_ms: int
+    ) -> None:
+        self.future = future
+        self.on_answer = on_answer
+        self.kind = kind
+        self.timeout_ms = timeout_ms
+
+    def answered(self, result: tuple[Answer, memoryview]) -> None:
+        """Give the answer to who waits for it."""
+        if not self.future.done():
+            self.future.set_result(result)
+            if self.on_answer is not None:
+                self.on_answer(self.future)
+
+    def failed(self, error: KeylaneError) -> None:
+        """Give an error to who waits for the answer."""
+        if not self.future.done():
+            self.future.set_exception(error)
+            self.future.exception()  # marks it as retrieved: its caller may have been cancelled
+            if self.on_answer is not None:
+                self.on_answer(self.future)
 
 
 class Channel(Protocol):
@@ -30,12 +63,22 @@ class Channel(Protocol):
         ...
 
     def begin(
-        self, request: Request, payload: bytes = b"", *, timeout_ms: int
-    ) -> asyncio.Future[tuple[Answer, memoryview]]:
+        self,
+        request: Request,
+        payload: bytes = b"",
+        *,
+        timeout_ms: int,
+        on_answer: OnAnswer | None = None,
+    ) -> Calling:
         """
         As `call`, sent before this returns; the future is of the answer, or of an error of `call`.
 
         It costs no task.  Cancelling the future forgets the answer.
+
+        Args:
+            on_answer: called with the future where the answer arrives, or the error: before this returns, if the
+                request was not sent, else in the turn of the event loop in which the bytes came.  Callbacks of the
+                future itself are called a turn later.  Not called for a future that was cancelled.  It must not raise.
         """
         ...
 

@@ -90,6 +90,12 @@ class DataSocket(asyncio.BufferedProtocol):
         self._gathered: list[Buffer] = []
         self._gathered_bytes = 0
         self._flushing: asyncio.Handle | None = None
+        self.on_message: Callable[[bytearray], bool] | None = None
+        """
+        Called with a binary message where it arrives, while `receive` waits for it; False: `receive` returns it.
+
+        It may call every method but `receive`, and must not raise.
+        """
         self._messages: deque[tuple[Opcode, bytearray]] = deque()
         self._queued_bytes = 0
         self._reading = True
@@ -204,13 +210,19 @@ class DataSocket(asyncio.BufferedProtocol):
             self._peer_says_goodbye(payload)
         elif head.opcode is not Opcode.PONG:
             message = self._joiner.add(head, payload)
-            if message is not None:
+            if message is not None and not self._heard_at_once(*message):
                 self._messages.append(message)
                 self._queued_bytes += len(message[1]) + MESSAGE_BYTES
                 self._tell()
                 if self._queued_bytes > QUEUED_BYTES_MAX and self._reading:
                     self._reading = False
                     self._transport.pause_reading()
+
+    def _heard_at_once(self, opcode: Opcode, message: bytearray) -> bool:
+        waits = self._news is not None and not self._messages
+        if self.on_message is None or not waits or opcode is not Opcode.BINARY:
+            return False
+        return self.on_message(message)
 
     def _answer_ping(self) -> None:
         """Once for all pings that have come, as RFC 6455, 5.5.3, lets."""

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from ...protocol.errors import InternalError, KeylaneError, NotSentError, OutcomeUnknownError
 from ...protocol.frames import (
@@ -20,6 +20,7 @@ from ...protocol.frames import (
     refusal_error,
 )
 from ...rpc.data_plane import DataHandler
+from ...rpc.network import Call, Calling, OnAnswer
 from .loop import Process, SimLoop
 from .machine import Machine
 
@@ -183,7 +184,7 @@ class SimChannel:
         self.connection = connection
         connection.channel = self
         self._address = address
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._waiting: dict[int, Call] = {}
         self._next_id = itertools.count(1).__next__
         self._broken: str | None = None
 
@@ -199,60 +200,61 @@ class SimChannel:
         return await self.begin(request, payload, timeout_ms=timeout_ms)
 
     def begin(
-        self, request: Request, payload: bytes = b"", *, timeout_ms: int
-    ) -> asyncio.Future[tuple[Answer, memoryview]]:
+        self,
+        request: Request,
+        payload: bytes = b"",
+        *,
+        timeout_ms: int,
+        on_answer: OnAnswer | None = None,
+    ) -> Calling:
         """See `Channel.begin`."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[tuple[Answer, memoryview]] = loop.create_future()
+        call = Call(loop.create_future(), on_answer, type(request), timeout_ms)
+        future = call.future
         self.connection.note(request, sent=self._broken is None)
         if self._broken is not None:
             text = f"the connection to {self._address} is closed: {self._broken}"
-            _fail(future, NotSentError(text))
+            call.failed(NotSentError(text))
             return future
         correlation_id = self._next_id()
         try:
             frame = encode_frame(correlation_id, request, payload)
         except KeylaneError as error:
-            _fail(future, error)
+            call.failed(error)
             return future
-        self._waiting[correlation_id] = future
+        self._waiting[correlation_id] = call
         end = loop.call_later(timeout_ms / 1000, self._end_late, correlation_id)
         future.add_done_callback(lambda _done: end.cancel())
         self.connection.send_up(frame)
         return future
 
     def _end_late(self, correlation_id: int) -> None:
-        future = self._waiting.pop(correlation_id, None)
-        if future is not None and not future.done():
-            _fail(future, OutcomeUnknownError(f"no answer from {self._address} in time"))
+        call = self._waiting.pop(correlation_id, None)
+        if call is not None:
+            call.failed(OutcomeUnknownError(f"no answer from {self._address} in time"))
 
     def receive(self, frame: bytes) -> None:
         """Take a frame of the server."""
         if self._broken is not None:
             return
         correlation_id, answer, payload = decode_answer(frame)
-        future = self._waiting.pop(correlation_id, None)
-        if future is None or future.done():
+        call = self._waiting.pop(correlation_id, None)
+        if call is None:
             return
         if isinstance(answer, Refused):
-            _fail(future, refusal_error(answer))
+            call.failed(refusal_error(answer))
         else:
-            future.set_result((answer, payload))
+            call.answered((answer, payload))
 
     def ended(self, reason: str) -> None:
         """Fail the calls under way: the connection has ended."""
         if self._broken is None:
             self._broken = reason
-            for future in self._waiting.values():
-                if not future.done():
-                    _fail(future, OutcomeUnknownError(f"the connection ended: {reason}"))
+            waiting, self._waiting = self._waiting, {}
+            for call in waiting.values():
+                call.failed(OutcomeUnknownError(f"the connection ended: {reason}"))
 
     async def close(self) -> None:
         """See `Channel.close`."""
         self.ended("closed on this side")
         self.connection.break_off()
-
-
-def _fail(future: asyncio.Future[tuple[Answer, memoryview]], error: KeylaneError) -> None:
-    future.set_exception(error)
-    future.exception()  # marks it as retrieved: its caller may have been cancelled

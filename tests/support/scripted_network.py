@@ -26,6 +26,7 @@ from keylane.protocol.message import message_too_large
 from keylane.protocol.operations import PartitionHistory, SubjectHistory
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
 from keylane.rpc.environment import Environment
+from keylane.rpc.network import Call
 
 
 def route_over(
@@ -164,10 +165,20 @@ class ScriptedChannel:
     def closed(self) -> bool:
         return self.address in self.network.unreachable
 
-    def begin(self, request, payload=b"", *, timeout_ms):
-        call = asyncio.ensure_future(self.call(request, payload, timeout_ms=timeout_ms))
-        call.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return call
+    def begin(self, request, payload=b"", *, timeout_ms, on_answer=None):
+        call = Call(
+            asyncio.get_running_loop().create_future(), on_answer, type(request), timeout_ms
+        )
+
+        async def answer():
+            try:
+                call.answered(await self.call(request, payload, timeout_ms=timeout_ms))
+            except KeylaneError as error:
+                call.failed(error)
+
+        answering = asyncio.ensure_future(answer())
+        call.future.add_done_callback(lambda done: done.cancelled() and answering.cancel())
+        return call.future
 
     async def call(self, request, payload=b"", *, timeout_ms):
         if self.closed:
