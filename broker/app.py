@@ -24,7 +24,6 @@ from ..protocol.membership.versions import VERSION
 from ..rpc.access.guard import Guard
 from ..rpc.access.token_file import TokenFile
 from ..rpc.client import MetaClient
-from ..rpc.data_plane import DataHandler
 from ..rpc.identity import DrawBits
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
@@ -33,6 +32,7 @@ from ..rpc.operating.access_figures import access_figures
 from ..rpc.operating.metrics import ServerMetrics
 from ..rpc.operating.probes import metrics_route
 from ..rpc.operating.served_network import ServedNetwork
+from ..rpc.prompt import DataService
 from ..rpc.server import ControlRoute, Server, document_route
 from ..rpc.threads.worker_thread import WorkerThread
 from .control import BrokerControl
@@ -98,7 +98,7 @@ class Pools(NamedTuple):
 
 
 Listen = Callable[
-    [Sequence[ControlRoute], DataHandler, ServerMetrics, Guard | None],
+    [Sequence[ControlRoute], DataService, ServerMetrics, Guard | None],
     AbstractAsyncContextManager[str],
 ]
 """Serves routes and the data plane until its block ends; gives the address, host:port.  The guard is None where every
@@ -153,13 +153,13 @@ async def _listening(
     settings: BrokerSettings,
     served: ServedNetwork,
     routes: Sequence[ControlRoute],
-    data_handler: DataHandler,
+    service: DataService,
     metrics: ServerMetrics,
     guard: Guard | None,
 ) -> AsyncIterator[str]:
     limits = HttpLimits(connections_max=settings.http_connections_max)
     server = Server(
-        routes, data_handler=data_handler, limits=limits, on_refusal=metrics.note_refusal,
+        routes, data_handler=service.handle, data_begin=service.begin, limits=limits, on_refusal=metrics.note_refusal,
         serving=settings, tls=served.tls, guard=guard,
     )  # fmt: skip
     metrics.add(served.collect)
@@ -229,7 +229,7 @@ async def serving_broker(
         metrics = _metrics(store, files, service, clock, guarding)
         routes = _routes(control, posting, peers, scheduling, parking, metrics)
         guard = None if guarding is None else guarding.guard
-        address = await stack.enter_async_context(listen(routes, service.handle, metrics, guard))
+        address = await stack.enter_async_context(listen(routes, service, metrics, guard))
         stack.callback(service.close)
         loops = [registration.run(), cleaning.run(), scheduler.run(posting, registration)]
         _begin(stack, loops if guarding is None else [*loops, guarding.audit.run()])

@@ -71,6 +71,7 @@ from ..protocol.parked import (
 from ..protocol.routing import logical_partition
 from ..protocol.scheduled.deliver_at import shown
 from ..protocol.text import key_digest
+from ..rpc.prompt import Handled
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
 from .partition.park_views import (
     adopted_page,
@@ -83,7 +84,7 @@ from .partition.park_views import (
 )
 from .partition.parked import NextTry
 from .partition.partition import Group, HostedPartition
-from .service import BrokerService, Handled
+from .service import BrokerService
 from .standing import Standing, check_standing
 from .store.parking import change_parked
 from .store.store import Store

@@ -18,7 +18,8 @@ from ..protocol.frames import Append, Read
 from ..protocol.routing import Partition, Route
 from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.network import Network
-from .service import BrokerService, Handled
+from ..rpc.prompt import Handled
+from .service import BrokerService
 
 ROUTES_MAX = 10_000
 """Routes that are kept, those used last.  A message is stored in an open partition, so an old route is refused there."""

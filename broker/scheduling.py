@@ -40,12 +40,12 @@ from ..protocol.scheduled.receipt import (
     ScheduledReceipt,
     ScheduledView,
 )
+from ..rpc.prompt import Handled
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
 from .peers import Peers
 from .scheduled.agenda import ScheduledEntry
 from .scheduled.records import Waits, waits_for
 from .scheduled.scheduler import Scheduler
-from .service import Handled
 from .standing import Standing, check_standing
 from .store.store import DURABLE
 

@@ -28,7 +28,6 @@ from ..protocol.frames import (
     Acquire,
     Acquired,
     AcquireShared,
-    Answer,
     Append,
     Appended,
     Batches,
@@ -58,6 +57,7 @@ from ..protocol.limits import (
 from ..protocol.offsets import IntervalSet, Range
 from ..protocol.parked import FailingMessage
 from ..rpc.answer_room import take_room
+from ..rpc.prompt import Handled, PromptCall
 from .background import BackgroundBudget
 from .partition.acks import apply_ack, decide_ack
 from .partition.partition import ATTEMPTS_MAX, Group, HostedPartition
@@ -71,12 +71,12 @@ from .partition.pull_lock import (
     take,
 )
 from .partition.suspects import BEGUN_MAX
+from .prompt import PromptAnswers
 from .standing import Standing, check_standing
 from .store.store import DURABLE, Store
 from .tags import leave_out
 from .waiting import LongPolls
 
-Handled = tuple[Answer, bytes]
 FrameHandler = Callable[[Any, memoryview], Awaitable[Handled]]
 _WITH_PAYLOAD = (Append, Schedule, ChangeParked, EditParked)
 _LIVE = frozenset({Append, Pull, PullShared, Ack})
@@ -97,6 +97,7 @@ class BrokerService:
         self._waiting = LongPolls()
         self._budget = BackgroundBudget()
         self._background = asyncio.Lock()
+        self._prompt = PromptAnswers(self, store, self._waiting, clock)
         store.on_change(self._waiting.wake)
         self._handlers: dict[type[Any], FrameHandler] = {
             Append: self._append,
@@ -122,14 +123,31 @@ class BrokerService:
             StorageError and its subclasses: see their fate.
         """
         kind = type(request)
-        if payload and kind not in _WITH_PAYLOAD:
-            raise InvalidRequestError(f"{kind.__name__} has no payload")
-        standing = self._standing
-        if standing is not None and kind is not Read and (standing.set_aside or not standing.asked):
-            await check_standing(standing)
+        self._check_payload(kind, payload)
+        if kind is not Read and not self._stands:
+            await check_standing(self._standing)
         if kind in _LIVE:
             self._budget.live(self._clock.boot_ms())
         return await self._handlers[kind](request, payload)
+
+    def begin(self, request: Request, payload: memoryview, call: PromptCall) -> bool:
+        """See `DataService.begin`."""
+        if not self._stands:
+            return False
+        self._check_payload(type(request), payload)
+        self._budget.live(self._clock.boot_ms())
+        return self._prompt.begin(request, payload, call)
+
+    @property
+    def _stands(self) -> bool:
+        """True if the broker group belongs to this data folder, as far as metaservers have told."""
+        standing = self._standing
+        return standing is None or (standing.asked and not standing.set_aside)
+
+    @staticmethod
+    def _check_payload(kind: type[Request], payload: memoryview) -> None:
+        if payload and kind not in _WITH_PAYLOAD:
+            raise InvalidRequestError(f"{kind.__name__} has no payload")
 
     async def _append(self, request: Append, payload: memoryview) -> Handled:
         began_ns = self._clock.boot_ns()
@@ -190,15 +208,9 @@ class BrokerService:
         return answer, b""
 
     async def _pull(self, request: Pull, _payload: memoryview) -> Handled:
-        partition, group = self.owned(request)
-        if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
-            raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
         wanted = _wanted_tags(request)
-        bytes_max = _check_read(partition, request.offset, request.bytes_max)
-        # Also what was pulled before a restart of this broker.
-        group.suspects.pulled(request.offset)
-        drained = partition.ended and request.offset == partition.next_offset
-        if request.wait_ms and request.offset == partition.readable_offset and not drained:
+        partition, group, bytes_max, waits = self.check_pull(request)
+        if waits:
             await self._waiting.wait(partition.partition_id, request.wait_ms)
             partition, group = self.owned(request)
         answer, data = await self._batches(
@@ -207,9 +219,44 @@ class BrokerService:
         if wanted and data:
             answer, data = await self._of_tags(request, partition, wanted, answer, data)
         check_holder(group.lock, token=request.token, session=request.session)
-        group.suspects.pulled(answer.upto)
-        self._note_handed(partition, answer.upto - request.offset, data)
+        self.note_pulled(request, partition, group, answer.upto, data)
         return answer, data
+
+    def check_pull(self, request: Pull) -> tuple[HostedPartition, Group, int, bool]:
+        """
+        Check a pull.
+
+        Returns:
+            The partition, the group, the bytes that the answer may have, and whether it waits for messages.
+        """
+        partition, group = self.owned(request)
+        if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
+            raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
+        bytes_max = self.check_read(partition, request)
+        # Also what was pulled before a restart of this broker.
+        group.suspects.pulled(request.offset)
+        drained = partition.ended and request.offset == partition.next_offset
+        waits = request.wait_ms > 0 and request.offset == partition.readable_offset and not drained
+        return partition, group, bytes_max, waits
+
+    @staticmethod
+    def check_read(partition: HostedPartition, request: Pull) -> int:
+        """The bytes that the answer may have.  Raises OffsetOutOfRangeError, InvalidRequestError."""
+        return _check_read(partition, request.offset, request.bytes_max)
+
+    def note_pulled(
+        self, request: Pull, partition: HostedPartition, group: Group, upto: int, data: bytes
+    ) -> None:
+        """Note that the owner gets what is stored up to `upto`."""
+        group.suspects.pulled(upto)
+        self._note_handed(partition, upto - request.offset, data)
+
+    @staticmethod
+    def batches(partition: HostedPartition, upto: int, parked_version: int) -> Batches:
+        """The answer to a pull or a read that got what is stored up to `upto`."""
+        return Batches(
+            partition.first_offset, partition.readable_offset, upto, partition.ended, parked_version
+        )
 
     async def _of_tags(
         self,
@@ -335,16 +382,26 @@ class BrokerService:
         if request.offset < partition.readable_offset:
             await take_room(bytes_max)
             data, upto = await self._store.read(partition, request.offset, bytes_max=bytes_max)
-        answer = Batches(
-            partition.first_offset,
-            partition.readable_offset,
-            upto,
-            partition.ended,
-            parked_version,
-        )
-        return answer, data
+        return self.batches(partition, upto, parked_version), data
 
     async def _ack(self, request: Ack, _payload: memoryview) -> Handled:
+        cursor, group, saved = self.decide_ack(request)
+        if saved is not None:
+            await saved
+        return self.acked(cursor, group), b""
+
+    @staticmethod
+    def acked(cursor: int, group: Group) -> Acked:
+        """The answer to an ack that is durable."""
+        return Acked(cursor, group.parked_version)
+
+    def decide_ack(self, request: Ack) -> tuple[int, Group, asyncio.Future[None] | None]:
+        """
+        Decide on an ack.
+
+        Returns:
+            The cursor, the group, and what `_save` returns.
+        """
         partition, group = self.owned(request)
         ranges = request.ranges
         if len(ranges) > ACK_RANGES_MAX:
@@ -369,13 +426,9 @@ class BrokerService:
             _check_begun(request, partition)
             self._store.commit.check_room(0, own=True)
             group.begins(request.begun)
-        cursor = group.acked.cursor
-        saved = self._save(partition, group)
-        if saved is not None:
-            await saved
-        return Acked(cursor, group.parked_version), b""
+        return group.acked.cursor, group, self._save(partition, group)
 
-    def _save(self, partition: HostedPartition, group: Group) -> Awaitable[None] | None:
+    def _save(self, partition: HostedPartition, group: Group) -> asyncio.Future[None] | None:
         """
         Save a group's progress if it is not durable, as after an ack that met a full disk.
 

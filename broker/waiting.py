@@ -9,34 +9,51 @@ class LongPolls:
     """The waiting pulls, by partition."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, dict[asyncio.Future[None], None]] = {}
-        """Partition id → futures in the order of arrival; the first is woken first."""
+        self._waiting: dict[int, dict[asyncio.Future[None], asyncio.TimerHandle]] = {}
+        """Partition id → futures in the order of arrival, each with its end; the first is woken first."""
 
     @property
     def count(self) -> int:
         """The number of waiting pulls."""
         return sum(map(len, self._waiting.values()))
 
-    async def wait(self, partition_id: int, wait_ms: int) -> None:
-        """Wait until the partition is woken, `wait_ms` at most."""
+    def begin(self, partition_id: int, wait_ms: int) -> asyncio.Future[None]:
+        """A future that is done when the partition is woken, or after `wait_ms`; `leave` what was cancelled."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        self._waiting.setdefault(partition_id, {})[future] = None
-        end = loop.call_later(wait_ms / 1000, _end, future)
+        waiting = self._waiting.setdefault(partition_id, {})
+        waiting[future] = loop.call_later(wait_ms / 1000, self._end, partition_id, future)
+        return future
+
+    async def wait(self, partition_id: int, wait_ms: int) -> None:
+        """Wait until the partition is woken, `wait_ms` at most."""
+        future = self.begin(partition_id, wait_ms)
         try:
             await future
-        finally:
+        except asyncio.CancelledError:
+            self.leave(partition_id, future)
+            raise
+
+    def leave(self, partition_id: int, future: asyncio.Future[None]) -> None:
+        """Wait no longer."""
+        waiting = self._waiting.get(partition_id, {})
+        end = waiting.pop(future, None)
+        if end is not None:
             end.cancel()
-            left = self._waiting.get(partition_id)
-            if left is not None:
-                left.pop(future, None)
-                if not left:
-                    del self._waiting[partition_id]
+            if not waiting:
+                del self._waiting[partition_id]
+
+    def _end(self, partition_id: int, future: asyncio.Future[None]) -> None:
+        self.leave(partition_id, future)
+        _finish(future)
 
     def wake(self, partition_id: int) -> None:
         """End the waits on this partition."""
-        for future in self._waiting.pop(partition_id, ()):
-            _end(future)
+        waiting = self._waiting.pop(partition_id, None)
+        if waiting is not None:
+            for future, end in waiting.items():
+                end.cancel()
+                _finish(future)
 
     def wake_all(self) -> None:
         """End all waits."""
@@ -44,6 +61,6 @@ class LongPolls:
             self.wake(partition_id)
 
 
-def _end(future: asyncio.Future[None]) -> None:
+def _finish(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)

@@ -78,8 +78,7 @@ class Share:
 
     async def take(self, wanted: int) -> None:
         """Wait for room for an answer of `wanted` bytes that is about to be made."""
-        if not self._waiting and self._fits(wanted) and self._room.fits(wanted):
-            self._reserve(wanted)
+        if self.take_now(wanted):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((wanted, future))
@@ -90,6 +89,13 @@ class Share:
             if future.done() and not future.cancelled():
                 self.note_size(wanted, 0)
             raise
+
+    def take_now(self, wanted: int) -> bool:
+        """Take room for an answer of `wanted` bytes that is about to be made; False: it would have to wait."""
+        if self._waiting or not self._fits(wanted) or not self._room.fits(wanted):
+            return False
+        self._reserve(wanted)
+        return True
 
     def _fits(self, wanted: int) -> bool:
         room = self._room

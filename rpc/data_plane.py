@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from aiohttp import web
 
@@ -30,7 +31,9 @@ from ..protocol.errors import (
     UnauthenticatedError,
 )
 from ..protocol.frames import (
+    Ack,
     Answer,
+    Append,
     Authenticate,
     Challenge,
     Challenged,
@@ -39,7 +42,6 @@ from ..protocol.frames import (
     PullShared,
     Read,
     Request,
-    Throttled,
     Welcome,
     decode_request,
     frame_parts,
@@ -52,90 +54,31 @@ from ..protocol.limits import (
     PULLS_PER_CONNECTION_MAX,
 )
 from ..protocol.membership.versions import VERSION, check_client
-from .access.guard import FETCHING, ConnectionAccess, Guard
-from .access.pacing import HOLD_MS, Delay
+from .access.guard import FETCHING, Guard
+from .access.pacing import HOLD_MS
 from .answer_room import AnswerRoom, begin_answer
 from .http_network import HEARTBEAT_SECONDS
-from .websocket.framing import Buffer, CloseCode
+from .plane_connection import GOODBYE_S, Parts, PlaneCall, PlaneConnection
+from .prompt import Handled, PromptCall
+from .websocket.framing import CloseCode
 from .websocket.handshake import accept_socket
-from .websocket.socket import DataSocket
 
 log = logging.getLogger("keylane.rpc")
 
-DataHandler = Callable[[Request, memoryview], Awaitable[tuple[Answer, bytes]]]
+DataHandler = Callable[[Request, memoryview], Awaitable[Handled]]
+Begin = Callable[[Request, memoryview, PromptCall], bool]
+"""See `DataService.begin`."""
 
 STUCK_S = 20.0
 """Less than the WebSocket's own pings wait, which would close the connection without an error."""
 SHORT_S = 1.0
 """The limit while other connections wait for room."""
-GOODBYE_S = 2.0
 UNKNOWN_MAX = 1_000
 """Connections that have not said who calls; of more, the oldest is closed."""
 INTRODUCTION_BYTES_MAX = 64 << 10
 """Of a frame whose sender has not said who calls: a capability has less."""
-Parts = tuple[bytes, Buffer]
-"""Of a frame."""
-
-
-class _Connection:
-    """A WebSocket: its share of the room, its answers under way, and the bytes that its client has taken."""
-
-    def __init__(
-        self,
-        socket: DataSocket,
-        room: AnswerRoom,
-        access: ConnectionAccess | None,
-    ) -> None:
-        self.socket = socket
-        self.access = access
-        """None: this server does not ask who calls."""
-        self.transport = socket.transport
-        self.share = room.share()
-        self.in_flight = asyncio.Semaphore(IN_FLIGHT_PER_CONNECTION_MAX)
-        self.pulls = 0
-        self.tasks: set[asyncio.Task[None]] = set()
-        self._turn = asyncio.Lock()
-        self._taken: int | None = None
-        self._taken_at = 0.0
-        self._refused = False
-        self.greeted = False
-        """True once the client has told its version, and it fits."""
-
-    async def send(self, parts: Parts) -> None:
-        """Write one frame, and wait until the socket has taken nearly all of it."""
-        async with self._turn:
-            if not self.socket.closed and not self._refused:
-                await self.socket.send(parts)
-
-    def waiting_s(self, now: float) -> float:
-        """Seconds since the client last read something that is ready for it; 0 if nothing is.  Call it often."""
-        left = self.transport.get_write_buffer_size()
-        taken = self.socket.written_bytes - left
-        if not left or self._taken is None or taken > self._taken:
-            self._taken, self._taken_at = taken, now
-        return now - self._taken_at
-
-    async def refuse(self, error: KeylaneError, code: CloseCode) -> None:
-        """Send the error, and close."""
-        self._refused = True
-        try:
-            await self.socket.send(frame_parts(0, refusal(error)))
-            await self.socket.close(code, type(error).__name__)
-        except (ConnectionError, RuntimeError):
-            log.debug("the client left before it was refused")
-
-    async def tell(self, delay: Delay) -> None:
-        """Tell the client that it waits."""
-        with contextlib.suppress(ConnectionError, RuntimeError):
-            await self.send(frame_parts(0, Throttled(round(delay.ms), delay.limit)))
-
-    def end(self) -> None:
-        """Cancel the answers under way; what the client does not read within `GOODBYE_S` is discarded."""
-        if self.access is not None:
-            self.access.end()
-        for task in self.tasks:
-            task.cancel()
-        asyncio.get_running_loop().call_later(GOODBYE_S, self.transport.abort)
+_PROMPT = frozenset({Append, Pull, Ack})
+"""What is often answered without a task."""
 
 
 class DataPlane:
@@ -149,14 +92,20 @@ class DataPlane:
         stuck_s: float = STUCK_S,
         on_refusal: Callable[[KeylaneError], None] = lambda _error: None,
         guard: Guard | None = None,
+        begin: Begin = lambda _request, _payload, _call: False,
     ) -> None:
+        """
+        Args:
+            begin: answers without a task what needs none.
+        """
         self._handler = handler
+        self._begin = begin
         self._guard = guard
         self._room = room or AnswerRoom()
         self._stuck_s = stuck_s
         self._on_refusal = on_refusal
-        self._connections: set[_Connection] = set()
-        self._unknown: dict[_Connection, None] = {}
+        self._connections: set[PlaneConnection] = set()
+        self._unknown: dict[PlaneConnection, None] = {}
         """Those of callers that are not known yet, the oldest first."""
 
     @property
@@ -175,11 +124,12 @@ class DataPlane:
         )
         guard = self._guard
         access = None if guard is None else guard.connection(request.remote or "")
-        connection = _Connection(socket, self._room, access)
+        connection = PlaneConnection(socket, self._room, access)
         self._connections.add(connection)
         if access is not None:
             self._make_room_for_unknown()
             self._unknown[connection] = None
+        socket.on_message = partial(self._answer_at_once, connection)
         reading = asyncio.create_task(self._answer_all(connection))
         watch = asyncio.create_task(self._watch(connection, reading))
         try:
@@ -203,7 +153,39 @@ class DataPlane:
             self._note(oldest, OverloadedError(text, limit=UNKNOWN_MAX))
             oldest.transport.abort()
 
-    async def _answer_all(self, connection: _Connection) -> None:
+    def _answer_at_once(self, connection: PlaneConnection, data: bytearray) -> bool:
+        """Take a frame where it arrives, if it needs no task; False: nothing was done, `_answer_all` has to."""
+        access = connection.access
+        try:
+            number, asked, payload = decode_request(data)
+        except FrameError:
+            return False
+        kind, pull = type(asked), type(asked) is Pull
+        full = (
+            connection.pulls >= PULLS_PER_CONNECTION_MAX
+            if pull
+            else connection.others >= IN_FLIGHT_PER_CONNECTION_MAX
+        )
+        if kind not in _PROMPT or full or not connection.greeted:
+            return False
+        if access is not None and not access.passes(asked):
+            return False
+        call = PlaneCall(connection, number, kind, self._go_on, self._on_refusal, pull=pull)
+        try:
+            begun = self._begin(asked, payload, call)
+        except Exception as error:  # noqa: BLE001 - logged there
+            call.refuse(error)
+            return True
+        if not begun:
+            call.forget()
+        return begun
+
+    def _go_on(self, connection: PlaneConnection, number: int, asked: Request) -> None:
+        """Answer a request in a task that began without one."""
+        connection.pulls += 1
+        connection.start(self._answer_pull(connection, number, asked, memoryview(b"")))
+
+    async def _answer_all(self, connection: PlaneConnection) -> None:
         while True:
             try:
                 data = await connection.socket.receive()
@@ -232,18 +214,19 @@ class DataPlane:
                 connection.pulls += 1
                 answer = self._answer_pull(connection, correlation_id, asked, payload)
             else:
-                await connection.in_flight.acquire()
+                await connection.wait_for_slot()
+                connection.others += 1
                 answer = self._answer_other(
                     connection, correlation_id, asked, payload, refused=pull
                 )
-            task = asyncio.create_task(answer)
-            connection.tasks.add(task)
-            task.add_done_callback(connection.tasks.discard)
+            connection.start(answer)
         if connection.socket.problem:
             log.debug("a broken WebSocket: %s", connection.socket.problem)
             self._note(connection, FrameError(f"a broken WebSocket: {connection.socket.problem}"))
 
-    async def _greet(self, connection: _Connection, correlation_id: int, asked: Request) -> bool:
+    async def _greet(
+        self, connection: PlaneConnection, correlation_id: int, asked: Request
+    ) -> bool:
         """Take the first frame; False if the client is refused, and its connection is closed."""
         try:
             if not isinstance(asked, Hello):
@@ -261,7 +244,7 @@ class DataPlane:
         return True
 
     async def _introduce(
-        self, connection: _Connection, correlation_id: int, asked: Challenge | Authenticate
+        self, connection: PlaneConnection, correlation_id: int, asked: Challenge | Authenticate
     ) -> None:
         """Answer who asks for a challenge, or says who calls.  Frames behind it wait."""
         access = connection.access
@@ -277,7 +260,7 @@ class DataPlane:
             answer = refusal(error)
         await self._write(connection, frame_parts(correlation_id, answer))
 
-    async def _may(self, connection: _Connection, correlation_id: int, asked: Request) -> bool:
+    async def _may(self, connection: PlaneConnection, correlation_id: int, asked: Request) -> bool:
         """Whether the caller may send this frame; if not, it is answered here."""
         assert connection.access is not None
         try:
@@ -293,7 +276,7 @@ class DataPlane:
         return True
 
     async def _takes_turn(
-        self, connection: _Connection, correlation_id: int, asked: Request, size: int
+        self, connection: PlaneConnection, correlation_id: int, asked: Request, size: int
     ) -> bool:
         """
         Hold the reading of the connection while a limit is used up; what fetches messages waits by itself.
@@ -321,7 +304,7 @@ class DataPlane:
         return False
 
     @staticmethod
-    async def _wait_to_fetch(connection: _Connection, asked: Request) -> None:
+    async def _wait_to_fetch(connection: PlaneConnection, asked: Request) -> None:
         """Wait until no limit is used up; the client hears of it at least each HOLD_MS."""
         access = connection.access
         if access is None:
@@ -334,14 +317,14 @@ class DataPlane:
             await asyncio.sleep(step.ms / 1000)
 
     @staticmethod
-    async def _write(connection: _Connection, frame: Parts) -> None:
+    async def _write(connection: PlaneConnection, frame: Parts) -> None:
         try:
             await connection.send(frame)
         except (ConnectionError, RuntimeError):
             log.debug("the client left before its answer")
 
     async def _answer_pull(
-        self, connection: _Connection, correlation_id: int, asked: Request, payload: memoryview
+        self, connection: PlaneConnection, correlation_id: int, asked: Request, payload: memoryview
     ) -> None:
         try:
             await self._answer(connection, correlation_id, asked, payload)
@@ -350,7 +333,7 @@ class DataPlane:
 
     async def _answer_other(
         self,
-        connection: _Connection,
+        connection: PlaneConnection,
         correlation_id: int,
         asked: Request,
         payload: memoryview,
@@ -360,11 +343,11 @@ class DataPlane:
         try:
             await self._answer(connection, correlation_id, asked, payload, refused=refused)
         finally:
-            connection.in_flight.release()
+            connection.free_slot()
 
     async def _answer(
         self,
-        connection: _Connection,
+        connection: PlaneConnection,
         correlation_id: int,
         asked: Request,
         payload: memoryview,
@@ -404,7 +387,7 @@ class DataPlane:
         finally:
             answering.end()
 
-    async def _watch(self, connection: _Connection, reading: asyncio.Task[None]) -> None:
+    async def _watch(self, connection: PlaneConnection, reading: asyncio.Task[None]) -> None:
         """Disconnect a client that reads nothing for too long, or whose rights have ended."""
         loop = asyncio.get_running_loop()
         while True:
@@ -424,7 +407,7 @@ class DataPlane:
 
     async def _part(
         self,
-        connection: _Connection,
+        connection: PlaneConnection,
         reading: asyncio.Task[None],
         error: KeylaneError,
         code: CloseCode,
@@ -437,7 +420,7 @@ class DataPlane:
         connection.transport.abort()
         reading.cancel()
 
-    def _note(self, connection: _Connection, error: KeylaneError) -> None:
+    def _note(self, connection: PlaneConnection, error: KeylaneError) -> None:
         """Count what ends a connection, and say so in the audit log."""
         self._on_refusal(error)
         if connection.access is not None:

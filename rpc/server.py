@@ -73,7 +73,7 @@ from .access.guard import Guard, Passed
 from .access.peers import peer_of
 from .access.throttling import THROTTLED_HEADER
 from .answer_room import AnswerRoom, begin_answer
-from .data_plane import STUCK_S, DataHandler, DataPlane
+from .data_plane import STUCK_S, Begin, DataHandler, DataPlane
 from .intake import ENCODINGS, HttpLimits, LimitedSite, decoded_body
 from .listening import cannot_listen, check_loopback, check_port
 from .origin import check_fetch_site, check_host, check_origins
@@ -297,6 +297,7 @@ class Server:
         routes: Sequence[ControlRoute],
         *,
         data_handler: DataHandler | None = None,
+        data_begin: Begin = lambda _request, _payload, _call: False,
         room: AnswerRoom | None = None,
         stuck_s: float = STUCK_S,
         limits: HttpLimits | None = None,
@@ -307,6 +308,7 @@ class Server:
     ) -> None:
         """
         Args:
+            data_begin: answers without a task what needs none; see `DataService.begin`.
             serving: None: loopback only, without TLS.
             tls: that of `serving`, if it has one.
             guard: its access control; None: every caller may do everything.
@@ -331,7 +333,12 @@ class Server:
             app.router.add_route(route.endpoint.method, route.endpoint.path, handler)
         if data_handler is not None:
             self._plane = DataPlane(
-                data_handler, room=room, stuck_s=stuck_s, on_refusal=on_refusal, guard=guard
+                data_handler,
+                room=room,
+                stuck_s=stuck_s,
+                on_refusal=on_refusal,
+                guard=guard,
+                begin=data_begin,
             )
             app.router.add_get(DATA_PATH, self._plane.serve)
             app.on_shutdown.append(self._plane.close)

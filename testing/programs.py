@@ -25,9 +25,9 @@ from ..metaserver.settings import MetaserverSettings
 from ..metaserver.sql.clock_restart import adopt_boot
 from ..protocol.errors import StoryError
 from ..rpc.access.guard import Guard
-from ..rpc.data_plane import DataHandler
 from ..rpc.environment import AMBIENT, Environment
 from ..rpc.operating.metrics import ServerMetrics
+from ..rpc.prompt import DataService
 from ..rpc.server import ControlRoute
 from .machines.database import MemoryDatabase
 from .machines.disk import SimDisk
@@ -306,11 +306,11 @@ class BrokerProgram(StoryProgram):
     async def _listening(
         self,
         routes: Sequence[ControlRoute],
-        data_handler: DataHandler,
+        service: DataService,
         _metrics: ServerMetrics,
         _guard: Guard | None,
     ) -> AsyncIterator[str]:
-        listener = Listener(self._process, self._machine, routes, data_handler)
+        listener = Listener(self._process, self._machine, routes, service)
         self._internet.listen(self.address, listener)
         yield self.address
 

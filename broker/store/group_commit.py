@@ -178,9 +178,13 @@ class GroupCommit:
         taken = self.queued_bytes + self._admission.promised_bytes
         return taken + length <= self._queued_bytes_max or not taken
 
+    def takes_now(self, length: int) -> bool:
+        """True if messages of `length` bytes need not wait for room; then decide on them, with `in_turn=True`."""
+        return self._admission.passes(length) or bool(self.reason)  # `check_room` raises it
+
     def turn(self, length: int) -> AbstractAsyncContextManager[None]:
         """Wait for room for messages of `length` bytes; the block decides on them, with `in_turn=True`."""
-        if self._admission.passes(length) or self.reason:  # `check_room` raises it
+        if self.takes_now(length):
             return nullcontext()
         return self._admission.turn(length)
 

@@ -29,6 +29,7 @@ from ..partition.partition import Group, HostedPartition, stored_facts
 from ..partition.records import FenceBody, encode_body
 from ..partition.state import BrokerState
 from ..settings import BrokerSettings
+from ..storage.append_file import Buffer
 from ..storage.files import Files
 from ..storage.index.interface import ConsumeQueues, Unit, offset_at
 from ..storage.index.kinds import mark_others, open_index
@@ -358,7 +359,7 @@ class Store:
             CorruptLogError: the first batch is damaged on the disk.
             OffsetOutOfRangeError: retention has removed the offset meanwhile.
         """
-        pieces, upto = self._cache.read(partition.partition_id, offset, bytes_max=bytes_max)
+        pieces, upto = self.cached(partition, offset, bytes_max=bytes_max)
         if pieces:
             return b"".join(pieces), upto
         end = partition.readable_end(offset)
@@ -380,6 +381,12 @@ class Store:
                 next_offset=partition.readable_offset,
             ) from None
         return data, upto
+
+    def cached(
+        self, partition: HostedPartition, offset: int, *, bytes_max: int
+    ) -> tuple[list[Buffer], int]:
+        """As `read`, in pieces, of what is in memory; none if the first batch is not."""
+        return self._cache.read(partition.partition_id, offset, bytes_max=bytes_max)
 
     async def offset_at(
         self, partition: HostedPartition, at_ms: int, bound: TimeBound

@@ -366,6 +366,14 @@ class ConnectionAccess:
         if key not in self._allowed:
             self._decide(request, key)
 
+    def passes(self, request: Request) -> bool:
+        """True if a frame may be served at once, without a check, a wait or a count; False says nothing."""
+        caller = self._caller
+        target = self._allowed.get(_key(request))
+        if target is None:
+            return False
+        return caller.is_server or not (self._rate(request)[1] or caller.is_paced)
+
     def end(self) -> None:
         """The connection is closed."""
         if self._entered:

@@ -266,9 +266,18 @@ class DataSocket(asyncio.BufferedProtocol):
         """
         self.write(parts)
         if not self._writable.is_set():
-            await self._writable.wait()
-            if self._lost.done():
-                raise ConnectionResetError("the WebSocket was lost")
+            await self.wait_writable()
+
+    @property
+    def writable(self) -> bool:
+        """True while the socket has taken nearly all that was sent."""
+        return self._writable.is_set()
+
+    async def wait_writable(self) -> None:
+        """Wait until it is `writable`.  Raises ConnectionError: it was lost."""
+        await self._writable.wait()
+        if self._lost.done():
+            raise ConnectionResetError("the WebSocket was lost")
 
     def write(self, parts: Sequence[Buffer]) -> None:
         """

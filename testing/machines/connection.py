@@ -19,8 +19,8 @@ from ...protocol.frames import (
     refusal,
     refusal_error,
 )
-from ...rpc.data_plane import DataHandler
 from ...rpc.network import Call, Calling, OnAnswer
+from ...rpc.prompt import DataService
 from .loop import Process, SimLoop
 from .machine import Machine
 
@@ -30,7 +30,7 @@ class ServerEnd(Protocol):
 
     process: Process
     machine: Machine
-    data_handler: DataHandler | None
+    data_service: DataService | None
 
 
 class Carrier(Protocol):
@@ -83,7 +83,8 @@ class Connection:
         self._internet = internet
         self._up = _Pipe(client.name, server.process.name)
         self._down = _Pipe(server.process.name, client.name)
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self.waits: dict[asyncio.Future[None], None] = {}
+        """What answers under way wait for."""
 
     def note(self, request: Request, *, sent: bool) -> None:
         """The client makes a request; `sent`: the channel is open."""
@@ -156,25 +157,80 @@ class Connection:
 
     # ── in the server's process ───────────────────────────────────────────────────────────────────────
     def _serve(self, frame: bytes) -> None:
+        assert self.server.data_service is not None
         correlation_id, request, payload = decode_request(frame)
+        call = _ServedCall(self, correlation_id)
+        try:
+            if not self.server.data_service.begin(request, payload, call):
+                self.serve_in_task(correlation_id, request, payload)
+        except Exception as error:  # noqa: BLE001 - told as the real server does
+            call.refuse(error)
+
+    def serve_in_task(self, correlation_id: int, request: Request, payload: memoryview) -> None:
+        """Answer a request that needs a task."""
         task = asyncio.ensure_future(self._answer(correlation_id, request, payload))
-        self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        self.waits[task] = None
+        task.add_done_callback(lambda done: self.waits.pop(done, None))
 
     async def _answer(self, correlation_id: int, request: Request, payload: memoryview) -> None:
-        assert self.server.data_handler is not None
+        assert self.server.data_service is not None
         try:
-            frame = encode_frame(correlation_id, *await self.server.data_handler(request, payload))
-        except KeylaneError as error:
-            frame = encode_frame(correlation_id, refusal(error))
-        except Exception as error:  # noqa: BLE001 - what the real server logs is a find here
-            self._internet.loop.faults.append(error)
-            frame = encode_frame(correlation_id, refusal(InternalError()))
+            answer, data = await self.server.data_service.handle(request, payload)
+            frame = encode_frame(correlation_id, answer, data)
+        except Exception as error:  # noqa: BLE001 - told as the real server does
+            self.send_refusal(correlation_id, error)
+        else:
+            self.send_down(frame)
+
+    def send_down(self, frame: bytes) -> None:
+        """Send a frame to the client."""
         self._send(self._down, frame)
 
+    def send_refusal(self, correlation_id: int, error: BaseException) -> None:
+        """Answer with an error; what the real server logs is a find here."""
+        if not isinstance(error, KeylaneError):
+            self._internet.loop.faults.append(error)
+            error = InternalError()
+        self.send_down(encode_frame(correlation_id, refusal(error)))
+
     def _server_ended(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
+        for wait in list(self.waits):
+            wait.cancel()
+
+
+class _ServedCall:
+    """A call that is answered without a task; see `keylane.rpc.prompt.PromptCall`."""
+
+    def __init__(self, connection: Connection, correlation_id: int) -> None:
+        self._connection = connection
+        self._id = correlation_id
+
+    def answer(self, answer: Answer, data: bytes = b"") -> None:
+        """See `PromptCall`."""
+        try:
+            frame = encode_frame(self._id, answer, data)
+        except KeylaneError as error:
+            self.refuse(error)
+        else:
+            self._connection.send_down(frame)
+
+    def refuse(self, error: BaseException) -> None:
+        """See `PromptCall`."""
+        self._connection.send_refusal(self._id, error)
+
+    def hand_on(self, request: Request) -> None:
+        """See `PromptCall`."""
+        self._connection.serve_in_task(self._id, request, memoryview(b""))
+
+    def waits_for(self, future: asyncio.Future[None]) -> None:
+        """See `PromptCall`."""
+        waits = self._connection.waits
+        waits[future] = None
+        future.add_done_callback(lambda done: waits.pop(done, None))
+
+    def take_room(self, _bytes_max: int) -> bool:
+        """See `PromptCall`."""
+        return True
 
 
 class SimChannel:

@@ -30,7 +30,7 @@ from ...protocol.errors import (
     OutcomeUnknownError,
 )
 from ...protocol.frames import Request
-from ...rpc.data_plane import DataHandler
+from ...rpc.prompt import DataService
 from ...rpc.server import ControlRoute, status_of
 from .connection import Connection, SimChannel
 from .loop import Process, SimLoop
@@ -68,11 +68,11 @@ class Listener:
         process: Process,
         machine: Machine,
         routes: Sequence[ControlRoute],
-        data_handler: DataHandler | None = None,
+        data_service: DataService | None = None,
     ) -> None:
         self.process = process
         self.machine = machine
-        self.data_handler = data_handler
+        self.data_service = data_service
         self._routes = [(route, _pattern(route.endpoint.path)) for route in routes]
 
     def find(self, method: str, path: str) -> tuple[ControlRoute, dict[str, str]]:
@@ -220,7 +220,7 @@ class SimNetwork:
 
         def arrive() -> None:
             listener = internet.listeners.get(address)
-            if listener is None or listener.data_handler is None:
+            if listener is None or listener.data_service is None:
                 machine = internet.machines.get(address)
                 if machine is None or machine.up:
                     internet.loop.after(internet.delay(), internet.loop.post, me, give, None)

@@ -43,7 +43,6 @@ from keylane.metaserver.verify.service import VerifyService
 from keylane.protocol import endpoints
 from keylane.protocol.control import BrokerHeartbeat, Health
 from keylane.protocol.errors import KeylaneError
-from keylane.protocol.frames import Answer, Request
 from keylane.rpc.client import MetaClient
 from keylane.rpc.server import ControlRoute, Params
 from keylane.testing.machines.disk import Crashed, SimDisk
@@ -54,7 +53,7 @@ from sim.machines.database import Shelf, SimDatabase
 from sim.machines.logs import Removed
 from sim.machines.promises import Claims, DurableEnds
 from sim.machines.store import settings_of
-from support.observation import served, set_aside
+from sim.machines.watched import WatchedService
 
 META_SETTINGS = MetaserverSettings(
     data=Path("meta"), broker_heartbeat_ms=500, broker_ttl_ms=3_000, repair_ms=1_000, expire_ms=700
@@ -354,22 +353,13 @@ class BrokerHost(Host):
             registration=lambda: registration.problem,
         )
 
-        async def handle(request: Request, payload: memoryview) -> tuple[Answer, bytes]:
-            began = self._tick()
-            for parked in set_aside(request, payload):
-                self._record(parked)
-            answer, data = await service.handle(request, payload)
-            if early := durable.told_early(request, answer):
-                self.loop.faults.append(early)
-            event = served(request, answer, began)
-            if event is not None:
-                self._record(event)
-            return answer, data
-
+        watched = WatchedService(
+            service, durable, tick=self._tick, record=self._record, faults=self.loop.faults
+        )
         self._begin_more(store, service, registration, network)
         parking = Parking(store, service, clock=machine, standing=registration)
         routes = [self._watched(route) for route in (*control.routes(), *parking.routes())]
-        listener = Listener(self.process, machine, routes, handle)
+        listener = Listener(self.process, machine, routes, watched)
         self.internet.listen(self.address, listener)
         self.spawn(registration.run(), self.process.context.copy())
         if "retention_bytes" in self._settings:

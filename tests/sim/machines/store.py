@@ -107,6 +107,32 @@ def batch(
     )
 
 
+class _AskedCall:
+    """A call whose future is of the answer, or of the request that `handle` has to answer."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.wait: asyncio.Future[None] | None = None
+
+    def answer(self, answer: Answer, data: bytes = b"") -> None:
+        if not self.done.done():
+            self.done.set_result((answer, data))
+
+    def refuse(self, error: BaseException) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def hand_on(self, request: Request) -> None:
+        if not self.done.done():
+            self.done.set_result(request)
+
+    def waits_for(self, future: asyncio.Future[None]) -> None:
+        self.wait = future
+
+    def take_room(self, _bytes_max: int) -> bool:
+        return True
+
+
 class Desk:
     """Says requests to a service, in short words."""
 
@@ -114,10 +140,28 @@ class Desk:
         self.store = store
         self.clock = clock
         self.service = BrokerService(store, clock=clock)
+        self.prompt = True
+        self.prompt_answers = 0
 
     async def say(self, request: Request, payload: bytes = b"") -> Answer:
-        answer, _ = await self.service.handle(request, memoryview(payload))
+        answer, _ = await self.ask(request, payload)
         return answer
+
+    async def ask(self, request: Request, payload: bytes = b"") -> tuple[Answer, bytes]:
+        """As the server asks: without a task, where the service needs none."""
+        call = _AskedCall()
+        if self.prompt and self.service.begin(request, memoryview(payload), call):
+            self.prompt_answers += 1
+            try:
+                answered = await call.done
+            except asyncio.CancelledError:
+                if call.wait is not None:
+                    call.wait.cancel()
+                raise
+            if not isinstance(answered, Pull):
+                return answered
+            request = answered
+        return await self.service.handle(request, memoryview(payload))
 
     async def host(self, partition_id: int = 1) -> None:
         """As the metaserver has it hosted for a subject without consumer groups."""
@@ -141,7 +185,7 @@ class Desk:
         bytes_max: int = 1 << 20,
         wait_ms: int = 0,
     ) -> tuple[Batches, bytes]:
-        answer, payload = await self.service.handle(
+        answer, payload = await self.ask(
             Pull(1, "audit", session, token, offset, bytes_max, wait_ms), memoryview(b"")
         )
         assert isinstance(answer, Batches)
@@ -156,8 +200,6 @@ class Desk:
     async def read(
         self, offset: int, *, partition_id: int = 1, bytes_max: int = 1 << 20
     ) -> tuple[Batches, bytes]:
-        answer, payload = await self.service.handle(
-            Read(partition_id, offset, bytes_max), memoryview(b"")
-        )
+        answer, payload = await self.ask(Read(partition_id, offset, bytes_max), memoryview(b""))
         assert isinstance(answer, Batches)
         return answer, payload

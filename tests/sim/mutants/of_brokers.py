@@ -15,12 +15,13 @@ from keylane.broker.partition.partition import Group, HostedPartition
 from keylane.broker.partition.records import CursorBody
 from keylane.broker.service import BrokerService
 from keylane.broker.storage.log import recovery
+from keylane.broker.storage.log.batch_reader import BatchReader
 from keylane.broker.store.admission import AdmissionQueue
 from keylane.broker.store.group_commit import GroupCommit
 from keylane.broker.store.store import Store
 from keylane.broker.store.tail_cache import TailCache
 from keylane.protocol.errors import ProducerFencedError, SequenceGapError, SequenceReusedError
-from keylane.protocol.frames import Ack, Acked, Appended, Pull
+from keylane.protocol.frames import Ack, Pull
 from keylane.protocol.offsets import AckedOffsets
 from keylane.protocol.record import HEADER_BYTES, Header, Short, read_header, stamp
 from keylane.testing.machines.disk import SimAppendFile, SimDisk
@@ -99,12 +100,14 @@ def release_lowers_the_fence(patches: Patches) -> None:
 
 
 def ack_before_fsync(patches: Patches) -> None:
-    async def append(self: Any, request: Any, payload: Any) -> Any:
-        durable, base_offset, duplicate = self._store.append(request.partition_id, payload)
+    def append(self: Any, partition_id: int, record: Any, **options: Any) -> Any:
+        durable, base_offset, duplicate = real(self, partition_id, record, **options)
         durable.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return Appended(base_offset, "fsync", duplicate), b""
+        durable = asyncio.get_running_loop().create_future()
+        durable.set_result(None)
+        return durable, base_offset, duplicate
 
-    patches.set(BrokerService, "_append", append)
+    real = patches.set(Store, "append", append)
 
 
 def duplicate_told_before_durable(patches: Patches) -> None:
@@ -313,24 +316,28 @@ def damaged_bodies_pass_recovery(patches: Patches) -> None:
 def reads_begin_one_batch_late(patches: Patches) -> None:
     """The index finds the batch behind the one that contains the offset."""
 
-    async def read(self: Any, partition: Any, offset: int, *, bytes_max: int) -> Any:
-        data, upto = await real(self, partition, offset, bytes_max=bytes_max)
+    def read(self: Any, partition_id: int, offset: int, end: int, bytes_max: int) -> Any:
+        data, upto = real(self, partition_id, offset, end, bytes_max)
         header = read_header(data)
         assert isinstance(header, Header)
         return (data[header.length :], upto) if upto - offset > 3 else (data, upto)
 
-    real = patches.set(Store, "read", read)
+    def cached(self: Any, partition: Any, offset: int, *, bytes_max: int) -> Any:
+        pieces, upto = real_cached(self, partition, offset, bytes_max=bytes_max)
+        return (pieces[2:], upto) if upto - offset > 3 and len(pieces) > 2 else (pieces, upto)
+
+    real = patches.set(BatchReader, "read", read)
+    real_cached = patches.set(Store, "cached", cached)
 
 
 def empty_ack_says_the_end(patches: Patches) -> None:
-    async def ack(self: Any, request: Any, payload: Any) -> Any:
-        answer, data = await real(self, request, payload)
+    def decide(self: Any, request: Any) -> Any:
+        cursor, group, saved = real(self, request)
         if not request.ranges:
-            partition = self._store.state.partition(request.partition_id)
-            answer = Acked(partition.readable_offset)
-        return answer, data
+            cursor = self._store.state.partition(request.partition_id).readable_offset
+        return cursor, group, saved
 
-    real = patches.set(BrokerService, "_ack", ack)
+    real = patches.set(BrokerService, "decide_ack", decide)
 
 
 BREAKS: tuple[Breaks, ...] = (

@@ -1,0 +1,246 @@
+"""A connection of the data plane at the server, and its calls that are answered without a task.  I/O: sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from ..protocol.errors import InternalError, KeylaneError
+from ..protocol.frames import Answer, Request, Throttled, frame_parts, refusal
+from ..protocol.limits import IN_FLIGHT_PER_CONNECTION_MAX
+from .access.guard import ConnectionAccess
+from .access.pacing import Delay
+from .answer_room import AnswerRoom
+from .websocket.framing import Buffer, CloseCode
+from .websocket.socket import DataSocket
+
+log = logging.getLogger("keylane.rpc")
+
+GOODBYE_S = 2.0
+Parts = tuple[bytes, Buffer]
+"""Of a frame."""
+
+
+class PlaneConnection:
+    """A WebSocket: its share of the room, its answers under way, and the bytes that its client has taken."""
+
+    def __init__(
+        self,
+        socket: DataSocket,
+        room: AnswerRoom,
+        access: ConnectionAccess | None,
+    ) -> None:
+        self.socket = socket
+        self.access = access
+        """None: this server does not ask who calls."""
+        self.transport = socket.transport
+        self.share = room.share()
+        self.pulls = 0
+        self.others = 0
+        """Calls under way that are no pulls."""
+        self._freed: asyncio.Future[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.waits: set[asyncio.Future[None]] = set()
+        """What calls without a task wait for, which ends with the connection."""
+        self._turn = asyncio.Lock()
+        self._taken: int | None = None
+        self._taken_at = 0.0
+        self._refused = self.ended = False
+        self.greeted = False
+        """True once the client has told its version, and it fits."""
+
+    # ── calls ────────────────────────────────────────────────────────────────────────────────────────
+    def start(self, body: Coroutine[Any, Any, None]) -> None:
+        """Run a task that ends with the connection."""
+        task = asyncio.create_task(body)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def wait_for_slot(self) -> None:
+        """Wait until fewer than IN_FLIGHT_PER_CONNECTION_MAX calls are under way that are no pulls."""
+        while self.others >= IN_FLIGHT_PER_CONNECTION_MAX:
+            self._freed = asyncio.get_running_loop().create_future()
+            await self._freed
+
+    def free_slot(self) -> None:
+        """Count a call as ended that is no pull."""
+        self.others -= 1
+        if self._freed is not None and not self._freed.done():
+            self._freed.set_result(None)
+
+    # ── answers ──────────────────────────────────────────────────────────────────────────────────────
+    async def send(self, parts: Parts) -> None:
+        """Write one frame, and wait until the socket has taken nearly all of it."""
+        async with self._turn:
+            if not self.socket.closed and not self._refused:
+                await self.socket.send(parts)
+
+    def post(self, parts: Parts, taken: Callable[[], object]) -> None:
+        """As `send`, without a wait; `taken` is called when the socket has taken nearly all of it, or is closed."""
+        if self._turn.locked() or not self.socket.writable:
+            self.start(self._send_later(parts, taken))
+        elif self.socket.closed or self._refused:
+            taken()
+        else:
+            self.socket.write(parts)
+            self._when_taken(taken)
+
+    def _when_taken(self, taken: Callable[[], object]) -> None:
+        if self.socket.writable:
+            taken()
+        else:
+            self.start(self._send_later(None, taken))
+
+    async def _send_later(self, parts: Parts | None, taken: Callable[[], object]) -> None:
+        try:
+            if parts is None:
+                await self.socket.wait_writable()
+            else:
+                await self.send(parts)
+        except (ConnectionError, RuntimeError):
+            log.debug("the client left before its answer")
+        finally:
+            taken()
+
+    def waiting_s(self, now: float) -> float:
+        """Seconds since the client last read something that is ready for it; 0 if nothing is.  Call it often."""
+        left = self.transport.get_write_buffer_size()
+        taken = self.socket.written_bytes - left
+        if not left or self._taken is None or taken > self._taken:
+            self._taken, self._taken_at = taken, now
+        return now - self._taken_at
+
+    async def refuse(self, error: KeylaneError, code: CloseCode) -> None:
+        """Send the error, and close."""
+        self._refused = True
+        try:
+            await self.socket.send(frame_parts(0, refusal(error)))
+            await self.socket.close(code, type(error).__name__)
+        except (ConnectionError, RuntimeError):
+            log.debug("the client left before it was refused")
+
+    async def tell(self, delay: Delay) -> None:
+        """Tell the client that it waits."""
+        with contextlib.suppress(ConnectionError, RuntimeError):
+            await self.send(frame_parts(0, Throttled(round(delay.ms), delay.limit)))
+
+    def end(self) -> None:
+        """Cancel the answers under way; what the client does not read within `GOODBYE_S` is discarded."""
+        self.ended = True
+        if self.access is not None:
+            self.access.end()
+        for task in self._tasks:
+            task.cancel()
+        for future in list(self.waits):
+            future.cancel()
+        asyncio.get_running_loop().call_later(GOODBYE_S, self.transport.abort)
+
+
+class PlaneCall:
+    """
+    A call of a connection that is answered without a task; see `PromptCall`.
+
+    Args:
+        hand_on: answers another request of the same number in a task.
+        on_refusal: is told of each refusal.
+    """
+
+    __slots__ = (
+        "_connection", "_hand_on", "_number", "_on_refusal", "_pull", "_room_bytes", "_wait", "_what",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        connection: PlaneConnection,
+        number: int,
+        kind: type[Request],
+        hand_on: Callable[[PlaneConnection, int, Request], None],
+        on_refusal: Callable[[KeylaneError], None],
+        *,
+        pull: bool,
+    ) -> None:
+        self._connection = connection
+        self._number = number
+        self._what = kind
+        self._hand_on = hand_on
+        self._on_refusal = on_refusal
+        self._pull = pull
+        self._room_bytes = 0
+        self._wait: asyncio.Future[None] | None = None
+        if pull:
+            connection.pulls += 1
+        else:
+            connection.others += 1
+
+    def take_room(self, bytes_max: int) -> bool:
+        """See `PromptCall`."""
+        if not self._connection.share.take_now(bytes_max):
+            return False
+        self._room_bytes = bytes_max
+        return True
+
+    def waits_for(self, future: asyncio.Future[None]) -> None:
+        """See `PromptCall`."""
+        self._wait = future
+        self._connection.waits.add(future)
+
+    def answer(self, answer: Answer, data: bytes = b"") -> None:
+        """See `PromptCall`."""
+        try:
+            parts = frame_parts(self._number, answer, data)
+        except KeylaneError as error:
+            self.refuse(error)
+            return
+        self.forget()
+        wanted, self._room_bytes = self._room_bytes, 0
+        if wanted:
+            share, size = self._connection.share, len(data)
+            share.note_size(wanted, size)
+            self._post(parts, lambda: share.free(size))
+        else:
+            self._post(parts, _nothing)
+
+    def refuse(self, error: BaseException) -> None:
+        """See `PromptCall`."""
+        told = error
+        if not isinstance(told, KeylaneError):
+            log.error("%s failed", self._what.__name__, exc_info=error)
+            told = InternalError()
+        self.forget()
+        self._give_room_back()
+        self._on_refusal(told)
+        self._post(frame_parts(self._number, refusal(told)), _nothing)
+
+    def _post(self, parts: Parts, taken: Callable[[], object]) -> None:
+        if self._connection.ended:
+            taken()
+        else:
+            self._connection.post(parts, taken)
+
+    def hand_on(self, request: Request) -> None:
+        """See `PromptCall`."""
+        self.forget()
+        self._give_room_back()
+        if not self._connection.ended:
+            self._hand_on(self._connection, self._number, request)
+
+    def _give_room_back(self) -> None:
+        if self._room_bytes:
+            self._connection.share.note_size(self._room_bytes, 0)
+            self._room_bytes = 0
+
+    def forget(self) -> None:
+        """Count it as no longer under way."""
+        connection = self._connection
+        if self._wait is not None:
+            connection.waits.discard(self._wait)
+        if self._pull:
+            connection.pulls -= 1
+        else:
+            connection.free_slot()
+
+
+def _nothing() -> None: ...

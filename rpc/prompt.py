@@ -1,0 +1,55 @@
+"""What a server of the data plane answers: in a task, or without one, where a request needs none.  Pure.
+
+begin(request, payload, call) ─▶ True: `call` is answered, at once or by a callback
+                              └▶ False: nothing was done; `handle` answers it in a task
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from ..protocol.frames import Answer, Request
+
+Handled = tuple[Answer, bytes]
+
+
+class PromptCall(Protocol):
+    """A request that is answered once, by `answer`, `refuse` or `hand_on`."""
+
+    def answer(self, answer: Answer, data: bytes = b"") -> None:
+        """Answer it."""
+        ...
+
+    def refuse(self, error: BaseException) -> None:
+        """Answer with an error; one that is no KeylaneError is logged, and told as an internal one."""
+        ...
+
+    def hand_on(self, request: Request) -> None:
+        """Have `handle` answer `request` in its place, in a task."""
+        ...
+
+    def waits_for(self, future: asyncio.Future[None]) -> None:
+        """Have `future` cancelled if the client leaves."""
+        ...
+
+    def take_room(self, bytes_max: int) -> bool:
+        """True if an answer of up to `bytes_max` bytes may be made now; see `answer_room`."""
+        ...
+
+
+class DataService(Protocol):
+    """Answers requests."""
+
+    async def handle(self, request: Request, payload: memoryview) -> Handled:
+        """The answer to a request, and its payload.  Raises KeylaneError."""
+        ...
+
+    def begin(self, request: Request, payload: memoryview, call: PromptCall) -> bool:
+        """
+        Answer a request by `call`, at once or later; False: nothing was done.
+
+        Raises:
+            KeylaneError: the request is refused; `call` was not used.
+        """
+        ...
