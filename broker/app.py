@@ -50,10 +50,12 @@ from .settings import BrokerSettings
 from .storage.fail_points import files_of
 from .storage.files import Files, narrow_rights
 from .storage.identity import FolderIdentity, claim_folder
+from .storage.kernel_syncs import KernelSyncs
 from .storage.opening import Opening, begin_opening, note_heard
 from .store.group_commit import RunBlocking
 from .store.known_groups import forget_told
 from .store.old_tokens import refuse_old_tokens
+from .store.quick_sync import KernelQuickSync, QuickSync
 from .store.store import Store
 from .takeover import wait_for_predecessor
 
@@ -95,6 +97,8 @@ class Pools(NamedTuple):
     read: RunBlocking
     background: RunBlocking
     scheduled: RunBlocking
+    quick: QuickSync | None = None
+    """Makes small commits durable without `commit`."""
 
 
 Listen = Callable[
@@ -127,13 +131,14 @@ async def running_broker(
     async with contextlib.AsyncExitStack() as stack:
         files = files_of(str(settings.data))
         stack.callback(files.close)  # called last: the lock outlives all threads
-        pools = _pools(stack, settings)
+        clock = clock or SystemClock()
+        pools = _pools(stack, settings, clock)
         broker = serving_broker(
             files,
             settings,
             pools=pools,
             network=network or _own_network(stack, settings, served),
-            clock=clock or SystemClock(),
+            clock=clock,
             rng=rng or random.SystemRandom(),
             names=random.SystemRandom(),
             listen=partial(_listening, settings, served),
@@ -258,7 +263,7 @@ def _open(
     on_claimed()
     store = Store.open(
         files, settings, clock=clock, run_commit=pools.commit, run_read=pools.read,
-        run_background=pools.background,
+        run_background=pools.background, quick=pools.quick,
     )  # fmt: skip
     scheduler = Scheduler.open(
         files,
@@ -409,14 +414,21 @@ def _own_network(
     return network
 
 
-def _pools(stack: contextlib.AsyncExitStack, settings: BrokerSettings) -> Pools:
+def _pools(stack: contextlib.AsyncExitStack, settings: BrokerSettings, clock: Clock) -> Pools:
     commit = WorkerThread("commit")
     stack.callback(commit.close)
+    quick: KernelQuickSync | None = None
+    try:
+        quick = KernelQuickSync(KernelSyncs(), commit, clock)
+        stack.callback(quick.close)
+    except OSError as error:
+        log.info("commits are synced by a thread: %s", error.strerror)
     return Pools(
         commit=commit,
         read=_in_pool(stack, settings.reader_threads, "read"),
         background=_in_pool(stack, 1, "background"),
         scheduled=_in_pool(stack, 1, "scheduled"),
+        quick=quick,
     )
 
 

@@ -16,10 +16,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from ..broker.app import Pools, serving_broker
 from ..broker.settings import BrokerSettings
+from ..broker.storage.files import AppendFile
 from ..metaserver.services import services_of
 from ..metaserver.settings import MetaserverSettings
 from ..metaserver.sql.clock_restart import adopt_boot
@@ -258,7 +259,23 @@ async def _in_place(function: Callable[..., Any], /, *args: Any) -> Any:
     return function(*args)
 
 
-IN_PLACE = Pools(_in_place, _in_place, _in_place, _in_place)
+T = TypeVar("T")
+
+
+class _InPlaceSync:
+    """See `QuickSync`."""
+
+    def is_ready(self) -> bool:
+        return True
+
+    def write(self, function: Callable[..., T], /, *args: Any) -> T:
+        return function(*args)
+
+    async def sync(self, file: AppendFile) -> None:
+        await _in_place(file.fdatasync)
+
+
+IN_PLACE = Pools(_in_place, _in_place, _in_place, _in_place, _InPlaceSync())
 
 
 class BrokerProgram(StoryProgram):

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...protocol.errors import DataFolderError, DiskFullError, FlushFailedError, StorageError
+from .kernel_syncs import NOT_TAKEN, KernelSyncs
 
 Buffer = bytes | bytearray | memoryview
 IOV_MAX = 1024
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class SyncNotTakenError(Exception):
+    """The kernel has not begun a sync beside the process; nothing is known to be lost."""
 
 
 def disk_error(operation: str, path: str, error: OSError) -> StorageError:
@@ -52,6 +57,24 @@ class RealAppendFile:
             raise FlushFailedError(
                 f"fdatasync {self._path}: {error.strerror}", operation="fdatasync", path=self._path
             ) from error
+
+    def begin_sync(self, syncs: KernelSyncs, done: Callable[[Exception | None], None]) -> None:
+        """See `AppendFile.begin_sync`."""
+
+        def ended(number: int) -> None:
+            text = f"fdatasync {self._path}: {os.strerror(number)}"
+            if not number:
+                done(None)
+            elif number in NOT_TAKEN:
+                done(SyncNotTakenError(text))
+            else:
+                done(FlushFailedError(text, operation="fdatasync", path=self._path))
+
+        try:
+            syncs.begin(self._descriptor, ended)
+        except OSError as error:
+            text = f"fdatasync {self._path}: {error.strerror}"
+            raise SyncNotTakenError(text) from error
 
     def truncate(self, size: int) -> None:
         """See `AppendFile.truncate`."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ...protocol.errors import ConfigError
 from .append_file import Buffer, RealAppendFile
 from .files import AppendFile, Files, RealFiles
+from .kernel_syncs import KernelSyncs
 
 KILL = 9
 VARIABLE = "KEYLANE_FAIL_AT"
@@ -79,6 +80,16 @@ class FailingAppendFile:
         self._point.reach("sync")
         self._file.fdatasync()
         self._point.reach("synced")
+
+    def begin_sync(self, syncs: KernelSyncs, done: Callable[[Exception | None], None]) -> None:
+        """See `AppendFile.begin_sync`."""
+
+        def ended(error: Exception | None) -> None:
+            self._point.reach("synced")
+            done(error)
+
+        self._point.reach("sync")
+        self._file.begin_sync(syncs, ended)
 
     def truncate(self, size: int) -> None:
         """See `AppendFile.truncate`."""

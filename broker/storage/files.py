@@ -16,13 +16,14 @@ import os
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
 from ...protocol.errors import DataFolderError, FlushFailedError, StorageError
 from .append_file import Buffer, RealAppendFile, disk_error
+from .kernel_syncs import KernelSyncs
 
 log = logging.getLogger("keylane.broker")
 FOLDER_MODE, FILE_MODE, PROTECTED_MODE = 0o700, 0o600, 0o400
@@ -44,6 +45,14 @@ class AppendFile(Protocol):
 
     def fdatasync(self) -> None:
         """Make all writes durable.  Raises FlushFailedError; after it the file must not be synced again."""
+        ...
+
+    def begin_sync(self, syncs: KernelSyncs, done: Callable[[Exception | None], None]) -> None:
+        """
+        Have the kernel make all writes durable, and `done` called with None or the error, as of `fdatasync`.
+
+        The error, or what is raised, is a SyncNotTakenError if no sync was begun: `fdatasync` may be called then.
+        """
         ...
 
     def truncate(self, size: int) -> None:

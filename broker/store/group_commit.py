@@ -41,10 +41,13 @@ from ..storage.append_file import Buffer
 from ..storage.index.interface import ConsumeQueues, Unit
 from ..storage.log.commit_log import CommitLog, WritePlan
 from .admission import WAITING_MAX, AdmissionQueue
+from .quick_sync import QuickSync
 
 log = logging.getLogger("keylane.broker")
 
 RETRY_FULL_MS = 1_000
+QUICK_BYTES_MAX = 64 << 10
+"""A larger commit goes to a thread: copying it would hold the event loop."""
 OWN_QUEUED_BYTES_MAX = 1 << 20
 """Room in the queue for records that are not messages, so that fast producers never keep out fences and seals."""
 _NOTHING = bytearray()
@@ -115,7 +118,13 @@ class GroupCommit:
         commit_bytes_max: int,
         free_bytes: Callable[[], int] = lambda: 1 << 62,
         durations: Histogram | None = None,
+        quick: QuickSync | None = None,
     ) -> None:
+        """
+        Args:
+            quick: makes small commits durable without `run_blocking`.
+        """
+        self._quick = quick
         self._log = log
         self._queues = queues
         self._run_blocking = run_blocking
@@ -251,7 +260,7 @@ class GroupCommit:
                 try:
                     units = self._take(plan, entries)
                     if plan.end > plan.start:
-                        fits = await self._run_blocking(self._write, plan, units)
+                        fits = await self._make_durable(plan, units)
                 except StorageError as error:
                     self._fail(error, entries, plan)
                 except Exception as error:
@@ -300,11 +309,38 @@ class GroupCommit:
             entries += [_waiting(future) for future in late.futures]
         return units
 
+    async def _make_durable(self, plan: WritePlan, units: list[tuple[int, Unit]]) -> bool:
+        """As `_write`, without a thread if the commit is small and nothing else is being written."""
+        quick = self._quick
+        small = plan.end - plan.start <= QUICK_BYTES_MAX and self._queues.dispatches_in_memory
+        if quick is None or not (small and quick.is_ready()):
+            return bool(await self._run_blocking(self._write, plan, units))
+        began_ns = self._clock.boot_ns()
+        try:
+            file = quick.write(self._log.begin_write, plan)
+        except DiskFullError:
+            await self._run_blocking(self._log.undo, plan)
+            raise
+        if file is None:
+            return bool(await self._run_blocking(self._write, plan, units))
+        await quick.sync(file)
+        self._durations.observe(self._clock.boot_ns() - began_ns)
+        if quick.is_ready():
+            return quick.write(self._end_write, plan, units)
+        return bool(await self._run_blocking(self._end_write, plan, units))
+
+    def _end_write(self, plan: WritePlan, units: list[tuple[int, Unit]]) -> bool:
+        self._log.end_write(plan)
+        return self._dispatch(units)
+
     def _write(self, plan: WritePlan, units: list[tuple[int, Unit]]) -> bool:
         """Write a commit; False if only the index is full.  Its units then wait in memory, where readers find them."""
         began_ns = self._clock.boot_ns()
         self._log.write(plan)
         self._durations.observe(self._clock.boot_ns() - began_ns)
+        return self._dispatch(units)
+
+    def _dispatch(self, units: list[tuple[int, Unit]]) -> bool:
         try:
             self._queues.dispatch(units)
         except DiskFullError:

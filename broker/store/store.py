@@ -43,6 +43,7 @@ from .group_commit import Entry, GroupCommit, RunBlocking
 from .holds import MessageHolds
 from .index_damage import IndexDamage
 from .opening import open_state
+from .quick_sync import QuickSync
 from .snapshotter import Snapshotter
 from .tail_cache import TailCache
 from .traffic import Traffic
@@ -71,6 +72,7 @@ class Store:
         run_read: RunBlocking,
         run_background: RunBlocking,
         files: Files,
+        quick: QuickSync | None,
     ) -> None:
         self.state = state
         self.log = log
@@ -91,6 +93,7 @@ class Store:
             commit_bytes_max=settings.commit_bytes_max,
             free_bytes=files.free_bytes,
             durations=self.traffic.commits,
+            quick=quick,
         )
         self.snapshotter = Snapshotter(
             state,
@@ -123,6 +126,7 @@ class Store:
         run_commit: RunBlocking,
         run_read: RunBlocking,
         run_background: RunBlocking | None = None,
+        quick: QuickSync | None = None,
     ) -> Store:
         """
         Recover the store of a locked data folder; blocks.
@@ -150,6 +154,7 @@ class Store:
             run_read=run_read,
             run_background=run_background or run_read,
             files=files,
+            quick=quick,
         )
 
     def on_change(self, wake: Callable[[int], None]) -> None:

@@ -20,6 +20,7 @@ class WorkerThread:
     """Runs functions in the order of the calls; `close` it."""
 
     def __init__(self, name: str) -> None:
+        self._under_way = 0
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -28,8 +29,14 @@ class WorkerThread:
         """The value of `function(*args)`, or its exception; a cancelled future forgets it."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
+        self._under_way += 1
         self._jobs.put((loop, future, function, args))
         return future
+
+    @property
+    def busy(self) -> bool:
+        """True while a function waits or runs, or has ended and its event loop does not know yet; asked in that loop."""
+        return self._under_way > 0
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -41,19 +48,19 @@ class WorkerThread:
             except BaseException as raised:  # noqa: BLE001 - it is the caller's
                 error = raised
             with contextlib.suppress(RuntimeError):  # the loop has ended, and no caller waits
-                loop.call_soon_threadsafe(_finish, future, value, error)
+                loop.call_soon_threadsafe(self._finish, future, value, error)
             del job, loop, future, function, args, value, error
+
+    def _finish(self, future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+        self._under_way -= 1
+        if future.done():
+            return
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)
 
     def close(self) -> None:
         """Wait until all functions have run, and end the thread."""
         self._jobs.put(None)
         self._thread.join()
-
-
-def _finish(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(value)
-    else:
-        future.set_exception(error)

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from ...broker.storage.append_file import Buffer
+from ...broker.storage.kernel_syncs import KernelSyncs
 from ...protocol.errors import (
     DataFolderError,
     DiskFullError,
@@ -102,6 +103,15 @@ class SimAppendFile:
         self._content.sync()
         self._disk.syncs += 1
         self._disk.step("synced")
+
+    def begin_sync(self, _syncs: KernelSyncs, done: Callable[[Exception | None], None]) -> None:
+        """See `AppendFile.begin_sync`."""
+        try:
+            self.fdatasync()
+        except StorageError as error:
+            done(error)
+        else:
+            done(None)
 
     def truncate(self, size: int) -> None:
         """See `AppendFile.truncate`."""

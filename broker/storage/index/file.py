@@ -35,6 +35,8 @@ RETAIN_PARTITIONS = 500
 class FileConsumeQueues:
     """See `ConsumeQueues` for the contract."""
 
+    dispatches_in_memory = True
+
     def __init__(self, files: Files) -> None:
         files.make_folder(FOLDER)
         self._blocks = BlockFiles(files)

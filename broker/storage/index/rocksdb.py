@@ -53,6 +53,8 @@ DELETE_UNITS_MAX = 64
 class RocksConsumeQueues:
     """See `ConsumeQueues` for the contract; `path` is a folder of its own."""
 
+    dispatches_in_memory = False
+
     def __init__(
         self, path: str, *, read_only: bool = False, reach: Callable[[str], None] = pass_by
     ) -> None:

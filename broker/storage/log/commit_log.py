@@ -152,17 +152,44 @@ class CommitLog:
                 file.append(buffers)
                 file.fdatasync()
         except DiskFullError:
-            self._undo(plan)
+            self.undo(plan)
             raise
         except FlushFailedError:
             raise
         except StorageError as error:
             raise FlushFailedError(error.message, **error.details) from error
+        self.end_write(plan)
+        self._protect(sealed)
+
+    def begin_write(self, plan: WritePlan) -> AppendFile | None:
+        """
+        Write a plan without making it durable; once its file is synced, call `end_write`.
+
+        Returns:
+            The file; None: nothing was written, because the plan begins a segment; `write` it.
+
+        Raises:
+            DiskFullError: `undo` the plan; a later one may be tried.
+            FlushFailedError: as of `write`.
+        """
+        assert plan.start == self.end
+        (base, buffers), file = plan.chunks[0], self._active
+        if len(plan.chunks) > 1 or file is None or base != self._bases[-1]:
+            return None
+        try:
+            file.append(buffers)
+        except DiskFullError:
+            raise
+        except StorageError as error:
+            raise FlushFailedError(error.message, **error.details) from error
+        return file
+
+    def end_write(self, plan: WritePlan) -> None:
+        """Note that a plan is durable."""
         self.end = plan.end
         for (base, _), traces in zip(plan.chunks, plan.traces, strict=True):
             if traces:
                 self._trail.add(base, traces)
-        self._protect(sealed)
 
     def _protect(self, sealed: list[int]) -> None:
         for base in sealed:
@@ -183,7 +210,8 @@ class CommitLog:
             self._bases = [*self._bases, base]
         return self._active
 
-    def _undo(self, plan: WritePlan) -> None:
+    def undo(self, plan: WritePlan) -> None:
+        """Cut the log at the end of the plan before, durably.  Raises FlushFailedError."""
         if self._active is not None:
             self._active.close()
             self._active = None

@@ -52,6 +52,7 @@ from keylane.testing.machines.network import Internet, Listener, SimNetwork
 from sim.machines.database import Shelf, SimDatabase
 from sim.machines.logs import Removed
 from sim.machines.promises import Claims, DurableEnds
+from sim.machines.quick_sync import HostQuickSync
 from sim.machines.store import settings_of
 from sim.machines.watched import WatchedService
 
@@ -265,7 +266,7 @@ class MetaHost(Host):
 class BrokerHost(Host):
     """A broker with its disk."""
 
-    commits: frozenset[str] = frozenset({"_write"})
+    commits: frozenset[str] = frozenset({"_write", "fdatasync"})
     """The blocking functions that make something durable."""
 
     def __init__(
@@ -436,6 +437,7 @@ class BrokerHost(Host):
             run_commit=self._blocking,
             run_read=self._blocking,
             run_background=self._blocking,
+            quick=HostQuickSync(self._blocking, self.lose_power),
         )
         # Less than settings allow, so that it is full at times.
         store.commit._queued_bytes_max = self._queued_bytes

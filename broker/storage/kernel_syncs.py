@@ -1,0 +1,75 @@
+"""Syncs of files that the kernel does beside the process, without a thread of ours that waits.  Disk; Linux.
+
+    begin ─▶ the kernel's worker syncs ─▶ `descriptor` is readable ─▶ collect ─▶ done(errno)
+
+Source: io_submit(2), IOCB_CMD_FDSYNC, since Linux 4.18 for every file system; aio-max-nr bounds the queues of a machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable
+from typing import Any
+
+AT_ONCE = 8
+NOT_TAKEN = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EAGAIN})
+"""The kernel has not begun the sync, so another way may be tried: no failed sync is repeated."""
+
+
+class KernelSyncs:
+    """
+    A queue of syncs under way; used from one thread.
+
+    Raises:
+        OSError: this kernel has no such queue, or none left.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from caio import linux_aio  # a module for Linux alone
+
+            self._operation: Any = linux_aio.Operation
+            self._context = linux_aio.Context(AT_ONCE)
+        except (ImportError, SystemError, RuntimeError, MemoryError) as error:
+            raise OSError(errno.ENOSYS, f"no syncs by the kernel: {error}") from error
+        self._under_way: dict[int, Any] = {}
+        self._number = 0
+
+    @property
+    def descriptor(self) -> int:
+        """Readable once a sync has ended."""
+        return self._context.fileno
+
+    def begin(self, descriptor: int, done: Callable[[int], None]) -> None:
+        """
+        Begin an fdatasync; `collect` calls `done` with 0 or the errno.
+
+        Raises:
+            OSError: it was not begun.
+        """
+        self._number += 1
+        number = self._number
+
+        def ended(result: int) -> None:
+            self._under_way.pop(number, None)
+            done(0 if result < 1 << 63 else (1 << 64) - result)
+
+        operation = self._operation.fdsync(descriptor)
+        operation.set_callback(ended)
+        self._under_way[number] = operation
+        try:
+            taken = self._context.submit(operation)
+        except (OSError, SystemError, ValueError, OverflowError, RuntimeError) as error:
+            del self._under_way[number]
+            raise OSError(errno.EAGAIN, f"the kernel takes no sync: {error}") from error
+        if taken != 1:
+            del self._under_way[number]
+            raise OSError(errno.EAGAIN, "the kernel takes no sync")
+
+    def collect(self) -> None:
+        """Call `done` of every sync that has ended."""
+        with contextlib.suppress(BlockingIOError):
+            self._context.poll()
+        while self._context.process_events():
+            pass
