@@ -32,7 +32,7 @@ from ..rpc.operating.access_figures import access_figures
 from ..rpc.operating.metrics import ServerMetrics
 from ..rpc.operating.probes import metrics_route
 from ..rpc.operating.served_network import ServedNetwork
-from ..rpc.prompt import DataService
+from ..rpc.plane.prompt import DataService
 from ..rpc.server import ControlRoute, Server, document_route
 from ..rpc.threads.worker_thread import WorkerThread
 from .control import BrokerControl

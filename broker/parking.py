@@ -71,7 +71,7 @@ from ..protocol.parked import (
 from ..protocol.routing import logical_partition
 from ..protocol.scheduled.deliver_at import shown
 from ..protocol.text import key_digest
-from ..rpc.prompt import Handled
+from ..rpc.plane.prompt import Handled
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
 from .partition.park_views import (
     adopted_page,

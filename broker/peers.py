@@ -18,7 +18,7 @@ from ..protocol.frames import Append, Read
 from ..protocol.routing import Partition, Route
 from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.network import Network
-from ..rpc.prompt import Handled
+from ..rpc.plane.prompt import Handled
 from .service import BrokerService
 
 ROUTES_MAX = 10_000

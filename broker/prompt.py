@@ -11,29 +11,58 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from ..protocol.clock import Clock
-from ..protocol.frames import Ack, Append, Appended, Pull, Request
-from ..rpc.prompt import PromptCall
+from ..protocol.frames import Ack, Acked, Append, Appended, Batches, Pull, Request
+from ..rpc.plane.prompt import PromptCall
 from .partition.partition import Group, HostedPartition
 from .store.store import DURABLE, Store
 from .waiting import LongPolls
 
-if TYPE_CHECKING:
-    from .service import BrokerService
-
 Beginning = Callable[[Any, memoryview, PromptCall], bool]
+
+
+class Decisions(Protocol):
+    """What a service decides, with a task or without."""
+
+    def owned(self, request: Pull) -> tuple[HostedPartition, Group]:
+        """The partition and the group of an owner's request."""
+        ...
+
+    def check_pull(self, request: Pull) -> tuple[HostedPartition, Group, int, bool]:
+        """The partition, the group, the bytes that the answer may have, and whether it waits for messages."""
+        ...
+
+    def check_read(self, partition: HostedPartition, request: Pull) -> int:
+        """The bytes that the answer may have."""
+        ...
+
+    def note_pulled(
+        self, request: Pull, partition: HostedPartition, group: Group, upto: int, data: bytes
+    ) -> None:
+        """Note that the owner gets what is stored up to `upto`."""
+        ...
+
+    def batches(self, partition: HostedPartition, upto: int, parked_version: int) -> Batches:
+        """The answer to a pull that got what is stored up to `upto`."""
+        ...
+
+    def decide_ack(self, request: Ack) -> tuple[int, Group, asyncio.Future[None] | None]:
+        """The cursor, the group, and what to wait for before the cursor is told."""
+        ...
+
+    def acked(self, cursor: int, group: Group) -> Acked:
+        """The answer to an ack that is durable."""
+        ...
 
 
 class PromptAnswers:
     """The part of a service that needs no task."""
 
-    def __init__(
-        self, service: BrokerService, store: Store, waiting: LongPolls, clock: Clock
-    ) -> None:
+    def __init__(self, service: Decisions, store: Store, waiting: LongPolls, clock: Clock) -> None:
         self._service = service
         self._store = store
         self._waiting = waiting

@@ -40,7 +40,7 @@ from ..protocol.scheduled.receipt import (
     ScheduledReceipt,
     ScheduledView,
 )
-from ..rpc.prompt import Handled
+from ..rpc.plane.prompt import Handled
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
 from .peers import Peers
 from .scheduled.agenda import ScheduledEntry

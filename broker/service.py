@@ -57,7 +57,7 @@ from ..protocol.limits import (
 from ..protocol.offsets import IntervalSet, Range
 from ..protocol.parked import FailingMessage
 from ..rpc.answer_room import take_room
-from ..rpc.prompt import Handled, PromptCall
+from ..rpc.plane.prompt import Handled, PromptCall
 from .background import BackgroundBudget
 from .partition.acks import apply_ack, decide_ack
 from .partition.partition import ATTEMPTS_MAX, Group, HostedPartition

@@ -73,10 +73,10 @@ from .access.guard import Guard, Passed
 from .access.peers import peer_of
 from .access.throttling import THROTTLED_HEADER
 from .answer_room import AnswerRoom, begin_answer
-from .data_plane import STUCK_S, Begin, DataHandler, DataPlane
 from .intake import ENCODINGS, HttpLimits, LimitedSite, decoded_body
 from .listening import cannot_listen, check_loopback, check_port
 from .origin import check_fetch_site, check_host, check_origins
+from .plane.data_plane import STUCK_S, Begin, DataHandler, DataPlane
 from .tls.contexts import ServerTls
 from .tls.settings import ServingSettings
 

@@ -28,7 +28,7 @@ from ..protocol.errors import StoryError
 from ..rpc.access.guard import Guard
 from ..rpc.environment import AMBIENT, Environment
 from ..rpc.operating.metrics import ServerMetrics
-from ..rpc.prompt import DataService
+from ..rpc.plane.prompt import DataService
 from ..rpc.server import ControlRoute
 from .machines.database import MemoryDatabase
 from .machines.disk import SimDisk

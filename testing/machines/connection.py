@@ -20,7 +20,7 @@ from ...protocol.frames import (
     refusal_error,
 )
 from ...rpc.network import Call, Calling, OnAnswer
-from ...rpc.prompt import DataService
+from ...rpc.plane.prompt import DataService
 from .loop import Process, SimLoop
 from .machine import Machine
 
@@ -199,7 +199,7 @@ class Connection:
 
 
 class _ServedCall:
-    """A call that is answered without a task; see `keylane.rpc.prompt.PromptCall`."""
+    """A call that is answered without a task; see `keylane.rpc.plane.prompt.PromptCall`."""
 
     def __init__(self, connection: Connection, correlation_id: int) -> None:
         self._connection = connection

@@ -30,7 +30,7 @@ from ...protocol.errors import (
     OutcomeUnknownError,
 )
 from ...protocol.frames import Request
-from ...rpc.prompt import DataService
+from ...rpc.plane.prompt import DataService
 from ...rpc.server import ControlRoute, status_of
 from .connection import Connection, SimChannel
 from .loop import Process, SimLoop

@@ -85,6 +85,7 @@ HOME_OF: dict[str, list[str]] = {
         "producer/tables/arrow.py",
     ],
     "py4j": ["spark/*"],
+    "caio": ["broker/storage/kernel_syncs.py"],
     "rocksdict": ["broker/storage/index/rocksdb.py", "broker/storage/index/rocksdb_tables.py"],
     "typer": ["cli/*"],
     "rich": ["cli/*"],

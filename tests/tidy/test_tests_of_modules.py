@@ -57,6 +57,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "broker/scheduled": {"unit/broker/scheduled/test_scheduler.py": "journal_writer"},
     "broker/storage": {
+        "unit/broker/store/test_quick_sync.py": "kernel_syncs",
         "crash/test_kill_points.py": "fail_points",
         "integration/brokers/test_broker_files.py": "append_file identity",
         "unit/broker/retention/test_loop_order.py": "reserve",
@@ -251,6 +252,9 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/access/test_quotas.py": "access_figures",
         "integration/hosts/test_operating.py": "probes",
         "integration/hosts/test_tls_cluster.py": "served_network",
+    },
+    "rpc/plane": {
+        "unit/rpc/plane/test_calls_without_tasks.py": "connection prompt",
     },
     "rpc": {
         "integration/clients/test_cut_off.py": "network",

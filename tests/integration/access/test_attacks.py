@@ -38,9 +38,9 @@ from keylane.protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 from keylane.rpc.access.guard import AUTHENTICATE_S
 from keylane.rpc.access.refusal_notes import OF_KIND
 from keylane.rpc.access.wallet import Wallet
-from keylane.rpc.data_plane import INTRODUCTION_BYTES_MAX
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.intake import HttpLimits
+from keylane.rpc.plane.data_plane import INTRODUCTION_BYTES_MAX
 from keylane.rpc.tls.contexts import client_context
 from keylane.rpc.websocket.framing import CloseCode
 from support.access.guarded import GuardedCluster, capabilities

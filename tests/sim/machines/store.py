@@ -12,6 +12,7 @@ from keylane.broker.service import BrokerService
 from keylane.broker.settings import BrokerSettings
 from keylane.broker.storage.files import Files
 from keylane.broker.store.known_groups import know_groups
+from keylane.broker.store.quick_sync import QuickSync
 from keylane.broker.store.store import Store
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.control import HostPartition
@@ -43,13 +44,20 @@ def settings_of(**changes: Any) -> BrokerSettings:
     return BrokerSettings(**(values | changes))
 
 
-def open_store(files: Files, *, clock: ManualClock | None = None, **changes: Any) -> Store:
+def open_store(
+    files: Files,
+    *,
+    clock: ManualClock | None = None,
+    quick: QuickSync | None = None,
+    **changes: Any,
+) -> Store:
     return Store.open(
         files,
         settings_of(**changes),
         clock=clock or ManualClock(),
         run_commit=in_place,
         run_read=in_place,
+        quick=quick,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from keylane.broker.service import BrokerService
 from keylane.checker.events import Event
 from keylane.protocol.frames import Answer, Request
-from keylane.rpc.prompt import PromptCall
+from keylane.rpc.plane.prompt import PromptCall
 from sim.machines.promises import DurableEnds
 from support.observation import served, set_aside
 

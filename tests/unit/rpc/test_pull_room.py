@@ -12,8 +12,8 @@ from keylane.protocol.errors import OverloadedError
 from keylane.protocol.frames import Ack, Acked, Batches, Pull, PullShared
 from keylane.protocol.limits import IN_FLIGHT_PER_CONNECTION_MAX
 from keylane.rpc import client as client_module
-from keylane.rpc import data_plane
 from keylane.rpc.client import BrokerClient
+from keylane.rpc.plane import data_plane
 from keylane.rpc.server import Server
 
 SESSION = "a" * 16

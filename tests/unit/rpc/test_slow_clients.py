@@ -21,8 +21,8 @@ from keylane.protocol.frames import (
     decode_answer,
     encode_frame,
 )
-from keylane.rpc import data_plane
 from keylane.rpc.answer_room import AnswerRoom, take_room
+from keylane.rpc.plane import data_plane
 from keylane.rpc.server import Server
 from keylane.rpc.websocket import socket as websocket
 from keylane.rpc.websocket.framing import Opcode, encode_head

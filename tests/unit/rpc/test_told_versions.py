@@ -20,8 +20,9 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.frames import Append, Hello, Refused, decode_answer, encode_frame
 from keylane.protocol.membership.versions import VERSION, VERSION_HEADER
-from keylane.rpc import data_plane, http_network
+from keylane.rpc import http_network
 from keylane.rpc import server as rpc_server
+from keylane.rpc.plane import data_plane
 from keylane.rpc.server import ControlRoute
 
 APART = [

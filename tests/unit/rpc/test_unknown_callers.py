@@ -14,10 +14,10 @@ from keylane.protocol.endpoints import DATA_PATH
 from keylane.protocol.errors import OverloadedError
 from keylane.protocol.frames import Append, Authenticate, Authenticated, Released, encode_frame
 from keylane.protocol.frames import decode_answer as decoded
-from keylane.rpc import data_plane
 from keylane.rpc.access.caller import AccessTarget, Caller
 from keylane.rpc.access.guard import Guard
-from keylane.rpc.data_plane import INTRODUCTION_BYTES_MAX
+from keylane.rpc.plane import data_plane
+from keylane.rpc.plane.data_plane import INTRODUCTION_BYTES_MAX
 from keylane.rpc.server import Server
 from keylane.rpc.websocket.framing import CloseCode
 from support.raw_frames import greet

@@ -22,7 +22,8 @@ from keylane.protocol.errors import (
 from keylane.protocol.limits import BATCH_BYTES_MAX
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.store import Desk, batch, open_store
+from sim.machines.quick_sync import HostQuickSync
+from sim.machines.store import Desk, batch, in_place, open_store
 
 
 @pytest.fixture
@@ -35,9 +36,11 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture
-async def desk(disk, clock) -> Desk:
-    desk = Desk(open_store(disk, clock=clock), clock)
+@pytest.fixture(params=["thread", "kernel"])
+async def desk(request, disk, clock) -> Desk:
+    """Commits are synced by a thread, or small ones without."""
+    quick = HostQuickSync(in_place, lambda: None) if request.param == "kernel" else None
+    desk = Desk(open_store(disk, clock=clock, quick=quick), clock)
     await desk.host()
     return desk
 

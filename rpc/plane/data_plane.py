@@ -21,7 +21,7 @@ from functools import partial
 
 from aiohttp import web
 
-from ..protocol.errors import (
+from ...protocol.errors import (
     AnswerNotTakenError,
     ClientTooOldError,
     FrameError,
@@ -30,7 +30,7 @@ from ..protocol.errors import (
     OverloadedError,
     UnauthenticatedError,
 )
-from ..protocol.frames import (
+from ...protocol.frames import (
     Ack,
     Answer,
     Append,
@@ -47,21 +47,21 @@ from ..protocol.frames import (
     frame_parts,
     refusal,
 )
-from ..protocol.limits import (
+from ...protocol.limits import (
     CONNECTIONS_MAX,
     FRAME_BYTES_MAX,
     IN_FLIGHT_PER_CONNECTION_MAX,
     PULLS_PER_CONNECTION_MAX,
 )
-from ..protocol.membership.versions import VERSION, check_client
-from .access.guard import FETCHING, Guard
-from .access.pacing import HOLD_MS
-from .answer_room import AnswerRoom, begin_answer
-from .http_network import HEARTBEAT_SECONDS
-from .plane_connection import GOODBYE_S, Parts, PlaneCall, PlaneConnection
+from ...protocol.membership.versions import VERSION, check_client
+from ..access.guard import FETCHING, Guard
+from ..access.pacing import HOLD_MS
+from ..answer_room import AnswerRoom, begin_answer
+from ..http_network import HEARTBEAT_SECONDS
+from ..websocket.framing import CloseCode
+from ..websocket.handshake import accept_socket
+from .connection import GOODBYE_S, Parts, PlaneCall, PlaneConnection
 from .prompt import Handled, PromptCall
-from .websocket.framing import CloseCode
-from .websocket.handshake import accept_socket
 
 log = logging.getLogger("keylane.rpc")
 

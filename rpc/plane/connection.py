@@ -8,14 +8,14 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from ..protocol.errors import InternalError, KeylaneError
-from ..protocol.frames import Answer, Request, Throttled, frame_parts, refusal
-from ..protocol.limits import IN_FLIGHT_PER_CONNECTION_MAX
-from .access.guard import ConnectionAccess
-from .access.pacing import Delay
-from .answer_room import AnswerRoom
-from .websocket.framing import Buffer, CloseCode
-from .websocket.socket import DataSocket
+from ...protocol.errors import InternalError, KeylaneError
+from ...protocol.frames import Answer, Request, Throttled, frame_parts, refusal
+from ...protocol.limits import IN_FLIGHT_PER_CONNECTION_MAX
+from ..access.guard import ConnectionAccess
+from ..access.pacing import Delay
+from ..answer_room import AnswerRoom
+from ..websocket.framing import Buffer, CloseCode
+from ..websocket.socket import DataSocket
 
 log = logging.getLogger("keylane.rpc")
 

@@ -1,4 +1,4 @@
-"""What a server of the data plane answers: in a task, or without one, where a request needs none.  Pure.
+"""What a server of the data plane answers: in a task, or without one, where a request needs none.
 
 begin(request, payload, call) ─▶ True: `call` is answered, at once or by a callback
                               └▶ False: nothing was done; `handle` answers it in a task
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from ..protocol.frames import Answer, Request
+from ...protocol.frames import Answer, Request
 
 Handled = tuple[Answer, bytes]
 

@@ -1,0 +1,277 @@
+"""Requests that are answered without a task, over real sockets: at once, later, by hand-over, and not at all."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from keylane.protocol.errors import (
+    FencedError,
+    InternalError,
+    MessageTooLargeError,
+    OutcomeUnknownError,
+)
+from keylane.protocol.frames import Ack, Acked, Append, Appended, Batches, Pull, Read
+from keylane.protocol.limits import FRAME_BYTES_MAX, IN_FLIGHT_PER_CONNECTION_MAX
+from keylane.rpc.answer_room import CONNECTION_BYTES_MAX, READS_AT_ONCE, AnswerRoom
+from keylane.rpc.http_network import HttpNetwork
+from keylane.rpc.plane import data_plane
+from keylane.rpc.server import Server
+
+WHO = ("g", "a" * 16, 1)
+PULL = Pull(1, *WHO, 0, 1 << 20, 1_000)
+
+
+class PromptDesk:
+    """Begins calls as a test says, and handles what it does not begin."""
+
+    def __init__(self) -> None:
+        self.calls = []
+        self.begins = True
+        self.on_call = None
+        self.handled = []
+        self.refused = []
+
+    def begin(self, request, payload, call):
+        if not self.begins:
+            return False
+        self.calls.append((request, bytes(payload), call))
+        if self.on_call is not None:
+            self.on_call(request, call)
+        return True
+
+    async def handle(self, request, payload):
+        self.handled.append(request)
+        return Batches(0, 0, 0, False), b"from a task"
+
+
+@pytest.fixture
+def desk() -> PromptDesk:
+    return PromptDesk()
+
+
+@pytest.fixture
+def room() -> AnswerRoom:
+    return AnswerRoom()
+
+
+@pytest.fixture
+async def server(desk, room):
+    server = Server(
+        [],
+        data_handler=desk.handle,
+        data_begin=desk.begin,
+        room=room,
+        on_refusal=desk.refused.append,
+    )
+    await server.start("127.0.0.1", 0)
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def channel(network: HttpNetwork, server):
+    channel = await network.open_channel(server.address, timeout_ms=5_000)
+    yield channel
+    await channel.close()
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def begun(desk: PromptDesk, count: int = 1):
+    """The last call, once `count` have begun."""
+    await until(lambda: len(desk.calls) == count)
+    return desk.calls[-1][2]
+
+
+async def test_call_is_answered_where_it_arrives(channel, desk):
+    """No task is made for it."""
+    desk.on_call = lambda _request, call: call.answer(Appended(7, "fsync", False))
+    before = len(asyncio.all_tasks())
+    future = channel.begin(Append(1), b"batch", timeout_ms=1_000)
+    answer, _ = await future
+    assert answer.base_offset == 7
+    assert desk.calls[0][:2] == (Append(1), b"batch")
+    assert not desk.handled
+    assert len(asyncio.all_tasks()) == before
+
+
+async def test_callback_of_the_caller_is_called_in_the_turn_of_the_bytes(channel, desk):
+    """A caller that has no task either settles what it waits for without one."""
+    desk.on_call = lambda _request, call: call.answer(Acked(3))
+    seen = []
+    future = channel.begin(
+        Ack(1, *WHO, ()), timeout_ms=1_000, on_answer=lambda done: seen.append(done.result()[0])
+    )
+    future.add_done_callback(lambda _done: seen.append("a turn later"))
+    await future
+    assert seen == [Acked(3), "a turn later"]
+
+
+async def test_calls_are_answered_in_any_order(channel, desk):
+    """Each answer goes to its own call."""
+    futures = [channel.begin(Ack(n, *WHO, ()), timeout_ms=5_000) for n in range(3)]
+    await begun(desk, 3)
+    for request, _payload, call in reversed(desk.calls):
+        call.answer(Acked(request.partition_id))
+    assert [(await future)[0].cursor for future in futures] == [0, 1, 2]
+
+
+async def test_frames_keep_their_order_behind_one_that_needs_a_task(channel, desk):
+    """What needs a task is begun in its turn; what came later waits until the reader has seen it."""
+    desk.begins = False
+    futures = [channel.begin(PULL, timeout_ms=5_000) for _ in range(5)]
+    answers = [(await future)[1] for future in futures]
+    assert answers == [b"from a task"] * 5
+    assert len(desk.handled) == 5
+    await channel.call(Read(1, 0, 1 << 20), timeout_ms=1_000)
+    assert len(desk.handled) == 6
+
+
+async def test_refusal_is_told_and_counted(channel, desk):
+    """Of `begin`, and of a call that has begun."""
+
+    def refuse(_request, _call):
+        raise FencedError(token=1, current_token=2)
+
+    desk.on_call = refuse
+    with pytest.raises(FencedError):
+        await channel.call(PULL, timeout_ms=1_000)
+    desk.on_call = lambda _request, call: call.refuse(FencedError(token=1, current_token=3))
+    with pytest.raises(FencedError) as refused:
+        await channel.call(PULL, timeout_ms=1_000)
+    assert refused.value.current_token == 3
+    assert [type(error) for error in desk.refused] == [FencedError, FencedError]
+
+
+async def test_bug_is_logged_and_told_as_an_internal_error(channel, desk, caplog):
+    """The connection goes on."""
+
+    def break_down(_request, _call):
+        raise ZeroDivisionError
+
+    desk.on_call = break_down
+    with pytest.raises(InternalError):
+        await channel.call(Append(1), b"x", timeout_ms=1_000)
+    assert "Append failed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+    desk.on_call = lambda _request, call: call.answer(Acked(0))
+    await channel.call(Ack(1, *WHO, ()), timeout_ms=1_000)
+
+
+async def test_answer_that_is_too_large_for_a_frame_is_refused(channel, desk, room):
+    """Its room is free again."""
+
+    def answer(_request, call):
+        assert call.take_room(1 << 20)
+        call.answer(Batches(0, 0, 0, False), bytes(FRAME_BYTES_MAX))
+
+    desk.on_call = answer
+    with pytest.raises(MessageTooLargeError):
+        await channel.call(PULL, timeout_ms=2_000)
+    assert room.reserved == 0
+
+
+async def test_room_is_taken_until_the_client_has_the_answer(channel, desk, room):
+    """As for an answer that is made in a task."""
+    granted = []
+
+    def answer(_request, call):
+        granted.append(call.take_room(1 << 20))
+        if len(granted) <= READS_AT_ONCE:
+            return
+        call.hand_on(PULL)
+
+    desk.on_call = answer
+    futures = [channel.begin(PULL, timeout_ms=5_000) for _ in range(READS_AT_ONCE + 1)]
+    await begun(desk, READS_AT_ONCE + 1)
+    assert granted == [True] * READS_AT_ONCE + [False]
+    assert room.reserved == READS_AT_ONCE << 20
+    for _request, _payload, call in desk.calls[:READS_AT_ONCE]:
+        call.answer(Batches(0, 0, 0, False), b"data")
+    assert [(await future)[1] for future in futures] == [b"data"] * READS_AT_ONCE + [b"from a task"]
+    await until(lambda: room.reserved == 0)
+
+
+async def test_client_that_reads_nothing_holds_the_room_of_its_answers(channel, desk, room):
+    """Until it reads: then all answers arrive whole."""
+    size = CONNECTION_BYTES_MAX // 8
+    granted = []
+
+    def answer(_request, call):
+        granted.append(call.take_room(size))
+        if granted[-1]:
+            call.answer(Batches(0, 0, 0, False), bytes(size))
+        else:
+            call.hand_on(PULL)
+
+    desk.on_call = answer
+    channel._socket._transport.pause_reading()
+    futures = [channel.begin(PULL, timeout_ms=30_000) for _ in range(20)]
+    await until(lambda: len(desk.calls) == 20)
+    assert room.reserved > 0
+    assert not all(granted)
+    channel._socket._transport.resume_reading()
+    answers = [(await future)[1] for future in futures]
+    assert {len(answer) for answer in answers} == {size, len(b"from a task")}
+    await until(lambda: room.reserved == 0)
+
+
+async def test_call_handed_on_is_answered_in_a_task(channel, desk):
+    """With the request that was handed on."""
+    desk.on_call = lambda _request, call: call.hand_on(Pull(2, *WHO, 5, 1 << 20, 0))
+    _, data = await channel.call(PULL, timeout_ms=1_000)
+    assert data == b"from a task"
+    assert desk.handled == [Pull(2, *WHO, 5, 1 << 20, 0)]
+
+
+async def test_waits_end_with_the_connection(channel, desk):
+    """So a pull of a client that has left takes nothing that others may have."""
+    future = channel.begin(PULL, timeout_ms=30_000)
+    call = await begun(desk)
+    wait = asyncio.get_running_loop().create_future()
+    call.waits_for(wait)
+    await channel.close()
+    await until(wait.done)
+    assert wait.cancelled()
+    call.answer(Batches(0, 0, 0, False), b"too late")
+    with pytest.raises(OutcomeUnknownError):
+        await future
+
+
+async def test_calls_over_the_limit_of_a_connection_wait_for_others(channel, desk):
+    """The reader takes them, and stops until a call has ended."""
+    count = IN_FLIGHT_PER_CONNECTION_MAX
+    futures = [channel.begin(Ack(1, *WHO, ()), timeout_ms=30_000) for _ in range(count + 1)]
+    await begun(desk, count)
+    await asyncio.sleep(0.02)
+    assert len(desk.calls) == count
+    assert not desk.handled
+    desk.calls[0][2].answer(Acked(1))
+    await futures[0]
+    await futures[-1]
+    assert len(desk.handled) == 1
+    for _request, _payload, call in desk.calls[1:]:
+        call.answer(Acked(1))
+    await asyncio.gather(*futures)
+
+
+async def test_pulls_over_their_limit_are_refused_also_without_tasks(channel, desk, monkeypatch):
+    """There is room again when a pull ends."""
+    monkeypatch.setattr(data_plane, "PULLS_PER_CONNECTION_MAX", 2)
+    futures = [channel.begin(PULL, timeout_ms=30_000) for _ in range(2)]
+    await begun(desk, 2)
+    with pytest.raises(Exception, match="at most"):
+        await channel.call(PULL, timeout_ms=1_000)
+    desk.calls[0][2].answer(Batches(0, 0, 0, False))
+    await futures[0]
+    third = channel.begin(PULL, timeout_ms=30_000)
+    await begun(desk, 3)
+    for _request, _payload, call in desk.calls[1:]:
+        call.answer(Batches(0, 0, 0, False))
+    await asyncio.gather(futures[1], third)
