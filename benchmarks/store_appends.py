@@ -38,28 +38,28 @@ class Cadence:
     def __exit__(self, *_: object) -> None:
         RealAppendFile.append = self._append
 
-    def again(self, path: Path) -> float:
-        """Seconds for the same writes and syncs to one file: the fastest of some tries, which is what the disk allows."""
+    def again(self, path: Path) -> tuple[float, float]:
+        """Seconds, and seconds of processor time, for the same writes and syncs to one file: the fastest of some tries, which is what the disk allows."""
         data = os.urandom(2 * MIB)
         plans = [[memoryview(data)[:size] for size in sizes] for sizes in self.sizes]
         return min(written_seconds(path, plans) for _ in range(RAW_TRIES))
 
 
-def written_seconds(path: Path, plans: list[list[memoryview]]) -> float:
+def written_seconds(path: Path, plans: list[list[memoryview]]) -> tuple[float, float]:
     """
-    Seconds to write plans to a new file, each with a sync; the file is removed.
+    Seconds, and seconds of processor time, to write plans to a new file, each with a sync; the file is removed.
 
     The memory of its pages is free afterwards.  A file that is written next gets it, which is several times as fast as
     memory that the kernel has not used yet: the first try pays for what the broker took before.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        started = time.perf_counter()
+        started, processor = time.perf_counter(), time.thread_time()
         at = 0
         for buffers in plans:
             at += os.pwritev(descriptor, buffers, at)
             os.fdatasync(descriptor)
-        return time.perf_counter() - started
+        return time.perf_counter() - started, time.thread_time() - processor
     finally:
         os.close(descriptor)
         path.unlink()
@@ -68,29 +68,39 @@ def written_seconds(path: Path, plans: list[list[memoryview]]) -> float:
 async def append(folder: str, index: str, *, count: int, rounds: int) -> dict[str, Any]:
     """128 KiB batches of 40 clients, and the same bytes written raw right after, some rounds of each."""
     batches = BatchMaker(128 * KIB)
+    # No copy of a batch is made for the broker, nor memory taken: that is a client's work, and the raw side has none of it.
+    # What is acked is on the disk, and commits keep the order, so twice the batches in flight are enough.
+    batches.keep_room(2 * 40 * PER_CLIENT)
     block = memoryview(os.urandom(MIB))
     # So that the broker's first round, too, gets memory that was used before.
     await asyncio.to_thread(written_seconds, Path(folder, "raw"), [[block]] * (count // 8))
     ratios, rates, raw_rates = [], [], []
+    processor, raw_processor = [], []
     async with serving(folder, index) as (store, service):
         await host(store, range(1, 41))
         numbers = itertools.count()
         for _ in range(rounds):
             made = (
-                (1 + n % 40, batches.make(1 + n % 40, n // 40))
+                (1 + n % 40, batches.make_in_room(1 + n % 40, n // 40))
                 for n in itertools.islice(numbers, count)
             )
             with Cadence() as cadence:
+                before = time.process_time()
                 seconds = await append_all(service, made, clients=40 * PER_CLIENT)
-            raw = await asyncio.to_thread(cadence.again, Path(folder, "raw"))
+                used = time.process_time() - before
+            raw, raw_used = await asyncio.to_thread(cadence.again, Path(folder, "raw"))
             written = sum(map(sum, cadence.sizes))
             ratios.append(raw / seconds)
             rates.append(written / seconds / 1e6)
             raw_rates.append(written / raw / 1e6)
+            processor.append(used / written * 1e12)
+            raw_processor.append(raw_used / written * 1e12)
     return {
         "append_vs_raw": statistics.median(ratios),
         "append_mb_s": statistics.median(rates),
         "append_raw_mb_s": statistics.median(raw_rates),
+        "append_us_per_mb": statistics.median(processor),
+        "append_raw_us_per_mb": statistics.median(raw_processor),
         "append_bytes_per_commit": written // len(cadence.sizes),
     }
 

@@ -38,6 +38,8 @@ class BatchMaker:
         count = max(1, min(128, size // KIB))
         value = os.urandom((size - HEADER_BYTES - 20 * count) // count)
         self._count = count
+        self._room: list[bytearray] = []
+        self._turn = 0
         self._template = encode_batch(
             partition_id=1, sent_at_ns=[10**18] * count, keys=[b""] * count, values=[value] * count,
             producer_id=producer_id, producer_epoch=0, sequence=0,
@@ -45,11 +47,23 @@ class BatchMaker:
 
     def make(self, partition_id: int, number: int) -> memoryview:
         """The batch of this number of a partition."""
-        data = bytearray(self._template)
+        return memoryview(bytes(self._stamped(bytearray(self._template), partition_id, number)))
+
+    def keep_room(self, count: int) -> None:
+        """Take memory for `count` batches of `make_in_room`."""
+        self._room = [bytearray(self._template) for _ in range(count)]
+
+    def make_in_room(self, partition_id: int, number: int) -> memoryview:
+        """The same in memory that is kept: good until as many more are made as there is room for.  No copy is made."""
+        self._turn += 1
+        data = self._room[self._turn % len(self._room)]
+        return memoryview(self._stamped(data, partition_id, number)).toreadonly()
+
+    def _stamped(self, data: bytearray, partition_id: int, number: int) -> bytearray:
         struct.pack_into("<Q", data, 24, partition_id)
         struct.pack_into("<Q", data, 88, number * self._count)
         struct.pack_into("<I", data, 4, crc32c.crc32c(memoryview(data)[8:HEADER_BYTES]))
-        return memoryview(bytes(data))
+        return data
 
 
 def facts(partition_id: int) -> HostPartition:

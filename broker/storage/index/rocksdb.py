@@ -91,7 +91,8 @@ class RocksConsumeQueues:
                 if unit.base_offset != end.next_offset:
                     raise misfit(partition_id, unit, end.next_offset)
                 at_ms = max(at_ms, end.last_ms)
-            rows.append((partition_id, unit._replace(appended_at_ms=at_ms)))
+            late = at_ms != unit.appended_at_ms
+            rows.append((partition_id, unit._replace(appended_at_ms=at_ms) if late else unit))
             ends[partition_id] = End(unit.next_offset, unit.position, at_ms)
         try:
             self._write_waiting()

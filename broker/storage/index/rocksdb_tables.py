@@ -20,6 +20,7 @@ from pathlib import Path
 
 from rocksdict import (
     AccessType,
+    BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
     ColumnFamily,
@@ -41,6 +42,8 @@ log = logging.getLogger("keylane.broker")
 
 MEMTABLE_BYTES = 16 << 20
 CACHE_BYTES = 64 << 20
+FILTER_PART_BYTES = 4 << 10
+"""Of a filter or an index: what a lookup reads, and what the cache keeps, at once."""
 OPEN_FILES_MAX = 256
 FIRST, END = 0, 1
 KEY = struct.Struct(">QQ")
@@ -62,6 +65,12 @@ def _options(cache: Cache) -> Options:
     tables.set_block_cache(cache)
     tables.set_block_size(16 << 10)
     tables.set_bloom_filter(10, block_based=False)
+    # A whole filter or index of a table with a million bounds is larger than a shard of the cache: it would be read again
+    # for each lookup.  Its parts are read and cached alone.
+    tables.set_index_type(BlockBasedIndexType.two_level_index_search())
+    tables.set_partition_filters(True)
+    tables.set_metadata_block_size(FILTER_PART_BYTES)
+    tables.set_pin_top_level_index_and_filter(True)
     tables.set_cache_index_and_filter_blocks(True)
     tables.set_pin_l0_filter_and_index_blocks_in_cache(True)
     options = Options(raw_mode=True)

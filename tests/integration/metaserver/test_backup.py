@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 
 from keylane import Admin, Consumer, Producer
 from keylane.cli.connection import available_brokers
@@ -16,6 +19,25 @@ from support.server_process import run_keylane
 
 def where(folder: Path, url: str | None) -> list[str]:
     return ["--data", str(folder)] if url is None else ["--database-url", url]
+
+
+HOLD_MS = 30_000
+"""How long a restored group is granted nothing."""
+HOLD_LEFT_MS = 2_000
+
+
+def shorten_holds(folder: Path, postgres: Postgres, url: str | None) -> None:
+    """Let all but the end of the time pass in which restored groups are granted nothing."""
+    earlier = (
+        f"UPDATE duties SET held_until = held_until - {HOLD_MS - HOLD_LEFT_MS}"
+        " WHERE holder = 'restore' RETURNING name"
+    )
+    if url is None:
+        with contextlib.closing(sqlite3.connect(folder / "meta.db")) as database, database:
+            held = database.execute(earlier).fetchall()
+    else:
+        held = postgres.execute(earlier, database=make_url(url).database or "")
+    assert len(held) == 1, "the group is held"
 
 
 async def sent_and_handled(address: str, values: list[bytes], handled: int) -> list[bytes]:
@@ -61,6 +83,7 @@ async def test_cluster_goes_on_from_a_backup(
         again = run_keylane("meta", "restore", str(file), *place)
         assert again.returncode == 1
         assert "DatabaseInUseError 1367" in again.stderr
+        shorten_holds(tmp_path / "a" / "meta-0", postgres, other)
         config = tmp_path / "restored.toml"
         config.write_text(f'database_url = "{other}"' if other else "")
         cluster.meta_program._arguments = (

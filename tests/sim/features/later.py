@@ -1,4 +1,4 @@
-"""Messages for a later delivery, some of them canceled, while brokers die: each accepted one comes once, at its time."""
+"""Messages for a later delivery, some of them canceled, while brokers die and do not hear each other: each accepted one comes once, at its time."""
 
 from __future__ import annotations
 
@@ -146,6 +146,30 @@ class LaterDeliveries(Feature):
         now_ms = self.world.machines[0].wall_ms()
         if due_ms is not None and now_ms < due_ms:
             self.problems.append(f"{message.value!r} comes {due_ms - now_ms} ms too early")
+
+    async def work(self) -> None:
+        """Have brokers not hear what others answer, in half of the worlds: a delivery is stored elsewhere, and nothing says so."""
+        if self.rng.random() < 0.5:
+            return
+        while not self.world.faults.healed:
+            await self.pause(0.6)
+            self._lose_answers()
+
+    def _lose_answers(self) -> None:
+        """Hold what one broker answers another for a moment, then break their connection off."""
+        world, internet = self.world, self.world.internet
+        names = {broker.name for broker in world.brokers}
+        pairs = sorted(
+            (connection.client.name, connection.server.process.name)
+            for connection in internet.connections
+            if not connection.broken
+            and {connection.client.name, connection.server.process.name} <= names
+        )
+        if pairs:
+            client, server = self.rng.choice(pairs)
+            internet.cut_link(server, client)
+            world.loop.after(0.6 * self.rng.random(), internet.break_link, server, client)
+            world.faults.done += 1
 
     @property
     def drained(self) -> bool:
