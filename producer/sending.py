@@ -38,6 +38,7 @@ from .arguments import (
     refuse_text,
 )
 from .executor import Executor
+from .flight import Turn
 from .identity import Identity
 from .outgoing_batch import OutgoingBatch
 from .placing import LogicQueue, chosen_place
@@ -123,7 +124,7 @@ class Sending(ScheduledCancels, Generic[V]):
         self._home = self._connections.home
         self._clock = environment_of(environment).clock
         self._now_ns = self._clock.wall_ns
-        self._turn_ns, self._turn_ends = UNREAD, False
+        self._turn_ns = UNREAD
         self._open, self._thread = False, NO_THREAD
         self._meta: MetaClient | None = None
         self._identity: Identity | None = None
@@ -135,6 +136,7 @@ class Sending(ScheduledCancels, Generic[V]):
         self._meta = meta
         self._loop = asyncio.get_running_loop()
         self._end_turn()
+        self._turn = Turn(self._loop, self._end_turn)
         self._thread = get_ident() if self._codec is None else NO_THREAD  # where values are bytes
         environment = environment_of(self._given)
         self._clock = environment.clock
@@ -334,14 +336,11 @@ class Sending(ScheduledCancels, Generic[V]):
         self._home.check()  # not for each message, because it costs a third of a send
         if self._turn_ns == UNREAD:
             self._turn_ns = self._now_ns()
-            if not self._turn_ends:
-                self._turn_ends = True
-                self._loop.call_soon(self._end_turn)
+            self._turn.begin()
         return self._turn_ns
 
     def _end_turn(self) -> None:
         self._turn_ns = UNREAD
-        self._turn_ends = False
 
     def _send_aside(
         self,
@@ -374,7 +373,7 @@ class Sending(ScheduledCancels, Generic[V]):
         sender = self._senders[subject] = SubjectSender(
             subject, order_strategy=self._order_strategy, meta=self._meta,
             broker_at=self._connections.broker_at, identity=self._identity, settings=self._settings,
-            clock=self._clock, rng=self._rng, budget=self._budget, on_dead=self._forget,
+            clock=self._clock, rng=self._rng, budget=self._budget, turn=self._turn, on_dead=self._forget,
         )  # fmt: skip
         return sender
 
