@@ -59,10 +59,7 @@ class Flight:
         """A partition has no batch in flight any more."""
         self.partitions -= 1
         while self._waiting and not self.crowded:
-            before = self.partitions
             self._push(next(iter(self._waiting)))
-            if self.partitions == before:
-                return  # it had nothing to send, or its task sends it
 
     def _over(self) -> None:
         self._timer = None
