@@ -40,7 +40,7 @@ from .waiting_keys import WaitingMessages, producer_stats, waiting_messages
 log = logging.getLogger("keylane.producer")
 CHUNK_COUNT_FIRST, CHUNK_COUNT_MAX = 8, 512
 CHUNK_BYTES = 32 * 1024
-"""`send_all` takes so many messages, of about so many bytes, from its iterable at once."""
+"""`send_all` takes these numbers of messages, of about these bytes, from its iterable at once."""
 
 
 class Producer(Sending[V], Generic[V]):

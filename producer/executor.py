@@ -37,9 +37,9 @@ from ..protocol.routing import Partition
 from ..protocol.text import counted
 from ..rpc.client import BrokerClient
 from ..rpc.network import Calling, Channel
-from .executor_state import ExecutorEvent, ExecutorOwner, ExecutorState, MessageGroup, Reach
+from .executor_state import ExecutorEvent, ExecutorState, MessageGroup, Reach
 from .failure import NOT_HERE, Step, decide_after_failure, wait_stage
-from .flight import Turn
+from .flight import ExecutorOwner, Turn
 from .identity import Identity
 from .outgoing_batch import OutgoingBatch
 from .send_budget import SendBudget
@@ -390,7 +390,8 @@ class Executor:
             queue=partition.queue if self._static else None,
             logic_offset=partition.logic_start + offset if self._static and offset >= 0 else None,
         )
-        self._tried(ExecutorEvent.ANSWERED)
+        if not self.state.available:
+            self._tried(ExecutorEvent.ANSWERED)
         self._pauses.reset()
         self._in_flight.remove(batch)
         self._budget.stored(batch, receipt)

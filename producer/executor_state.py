@@ -10,13 +10,7 @@ An event that is not drawn at a part of the state leaves that part as it is.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection
-from typing import NamedTuple, Protocol, TypeVar
-
-from .failure import Step
-from .outgoing_batch import OutgoingBatch
-
-E_contra = TypeVar("E_contra", contravariant=True)
+from typing import NamedTuple
 
 
 class MessageGroup(NamedTuple):
@@ -26,38 +20,6 @@ class MessageGroup(NamedTuple):
     subject: str
     partition_name: str
     broker_group: str
-
-
-class ExecutorOwner(Protocol[E_contra]):
-    """The sender of a subject, as its executors see it."""
-
-    def has_spare(self, executor: E_contra) -> bool:
-        """True if another executor is available."""
-        ...
-
-    def take_back(self, executor: E_contra, batches: list[OutgoingBatch], step: Step) -> None:
-        """Take all batches that cannot stay, in order; `step` is NEW_ROUTE or ELSEWHERE."""
-        ...
-
-    def availability_changed(self) -> None:
-        """Take note that an executor's broker fails, or answers again."""
-        ...
-
-    def emptied(self, executor: E_contra) -> None:
-        """Take note that an executor has no message left, and that its partition is not open in the route."""
-        ...
-
-    async def ask_history(self) -> Collection[str]:
-        """
-        Ask the metaserver which partitions are lost and where their brokers are now, and tell executors of it.
-
-        Returns:
-            The names of the broker groups that are silent.
-
-        Raises:
-            KeylaneError: as the call raised it.
-        """
-        ...
 
 
 class Reach(enum.Enum):

@@ -1,6 +1,6 @@
 """When executors send: together at the end of a turn of the event loop, or after an answer of their broker.  Pure but for timers.
 
-    first message ─▶ Turn ─▶ push(): sent          while many partitions of the broker are unanswered: Flight ─▶ push()
+    first message ─▶ Turn ─▶ push(): sent          while many partitions of the broker are unanswered: BrokerFlight ─▶ push()
 
 Little traffic meets no crowd, so it is sent in the next turn.  Under load an open batch grows in place of being sent with
 the few messages that it has: each batch costs a head, a call and an answer.
@@ -9,13 +9,50 @@ the few messages that it has: each batch costs a head, a call and an answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Collection
+from typing import Protocol, TypeVar
+
+from .failure import Step
+from .outgoing_batch import OutgoingBatch
+
+E_contra = TypeVar("E_contra", contravariant=True)
 
 CROWD = 16
 """Partitions of a broker with a batch in flight, from which on open batches of others wait for an answer."""
 WAIT_S = 0.005
 """How long they wait at most: partitions that do not answer delay no other for longer."""
+
+
+class ExecutorOwner(Protocol[E_contra]):
+    """The sender of a subject, as its executors see it."""
+
+    def has_spare(self, executor: E_contra) -> bool:
+        """True if another executor is available."""
+        ...
+
+    def take_back(self, executor: E_contra, batches: list[OutgoingBatch], step: Step) -> None:
+        """Take all batches that cannot stay, in order; `step` is NEW_ROUTE or ELSEWHERE."""
+        ...
+
+    def availability_changed(self) -> None:
+        """Take note that an executor's broker fails, or answers again."""
+        ...
+
+    def emptied(self, executor: E_contra) -> None:
+        """Take note that an executor has no message left, and that its partition is not open in the route."""
+        ...
+
+    async def ask_history(self) -> Collection[str]:
+        """
+        Ask the metaserver which partitions are lost and where their brokers are now, and tell executors of it.
+
+        Returns:
+            The names of the broker groups that are silent.
+
+        Raises:
+            KeylaneError: as the call raised it.
+        """
+        ...
 
 
 class Pushed(Protocol):
@@ -28,7 +65,7 @@ class Pushed(Protocol):
         ...
 
 
-class Flight:
+class BrokerFlight:
     """The partitions of one broker that have a batch in flight, and those that wait for an answer of it."""
 
     __slots__ = ("_loop", "_timer", "_waiting", "partitions")
@@ -42,7 +79,7 @@ class Flight:
 
     @property
     def crowded(self) -> bool:
-        """True while so many have that an open batch waits."""
+        """True while CROWD partitions or more have one: open batches of others wait."""
         return self.partitions >= CROWD
 
     def wait(self, executor: Pushed) -> None:
@@ -87,7 +124,7 @@ class Turn:
         self._ended = ended
         self._scheduled = False
         self._due: dict[Pushed, None] = {}
-        self._flights: dict[str | None, Flight] = {}
+        self._flights: dict[str | None, BrokerFlight] = {}
 
     def begin(self) -> None:
         """Note that something was sent in this turn."""
@@ -110,9 +147,9 @@ class Turn:
             for executor in due:
                 executor.push()
 
-    def flight(self, address: str | None) -> Flight:
+    def flight(self, address: str | None) -> BrokerFlight:
         """The flight of the broker at `address`; one for all whose address is not known."""
         flight = self._flights.get(address)
         if flight is None:
-            flight = self._flights[address] = Flight(self._loop)
+            flight = self._flights[address] = BrokerFlight(self._loop)
         return flight
