@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from types import TracebackType
 from typing import Any, Generic, Self
 
@@ -37,6 +38,9 @@ from .settings import ProducerSettings
 from .waiting_keys import WaitingMessages, producer_stats, waiting_messages
 
 log = logging.getLogger("keylane.producer")
+CHUNK_COUNT_FIRST, CHUNK_COUNT_MAX = 8, 512
+CHUNK_BYTES = 32 * 1024
+"""`send_all` takes these numbers of messages, of about these bytes, from its iterable at once."""
 
 
 class Producer(Sending[V], Generic[V]):
@@ -206,20 +210,39 @@ class Producer(Sending[V], Generic[V]):
         self, subject: str, messages: Iterable[tuple[bytes, V]], await_every: int, count: int
     ) -> int:
         """Queue messages behind `count` others; returns the number of all.  Raises PartlyQueuedError."""
-        budget = self._budget
+        budget, chunk_count = self._budget, CHUNK_COUNT_FIRST
         try:
-            for key, value in messages:
+            iterator = iter(messages)
+            while True:
+                chunk: list[tuple[bytes, V]] = []
+                failure: Exception | None = None
+                try:  # `extend` keeps what came before an error
+                    chunk.extend(islice(iterator, min(chunk_count, await_every - count % await_every)))  # fmt: skip
+                except Exception as error:  # noqa: BLE001 - raised below, behind the messages before it
+                    failure = error
                 if budget.full:
                     await budget.wait_for_room()
-                self.send(subject, value, key=key)
-                count += 1
+                chunk_bytes = self._queue_chunk(subject, chunk)
+                if chunk_bytes:
+                    count += len(chunk)
+                    chunk_count = min(CHUNK_COUNT_MAX, CHUNK_BYTES * len(chunk) // chunk_bytes + 1)
+                else:
+                    chunk_count = CHUNK_COUNT_FIRST
+                    for key, value in chunk:
+                        if budget.full:
+                            await budget.wait_for_room()
+                        self.send(subject, value, key=key)
+                        count += 1
+                if failure is not None:
+                    raise failure
+                if not chunk:
+                    return count
                 if not count % await_every:
                     await asyncio.sleep(0)
         except Exception as error:
             why = error.message if isinstance(error, KeylaneError) else repr(error)
             text = f"{counted(count, 'message was', 'messages were')} queued, the next was not: {why:.200}"
             raise PartlyQueuedError(text, queued=count) from error
-        return count
 
     async def send_arrow(
         self,

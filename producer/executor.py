@@ -12,10 +12,8 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import starmap
-from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -38,59 +36,17 @@ from ..protocol.record import Compression
 from ..protocol.routing import Partition
 from ..protocol.text import counted
 from ..rpc.client import BrokerClient
-from ..rpc.network import Channel
-from .executor_state import ExecutorEvent, ExecutorState, Reach
+from ..rpc.network import Calling, Channel
+from .executor_state import ExecutorEvent, ExecutorState, MessageGroup, Reach
 from .failure import NOT_HERE, Step, decide_after_failure, wait_stage
+from .flight import ExecutorOwner, Turn
 from .identity import Identity
 from .outgoing_batch import OutgoingBatch
 from .send_budget import SendBudget
 from .settings import ProducerSettings
-from .waiting import NOT_WAITING, WaitReport, broker_cause
+from .waiting import PartitionWaits, WaitCause
 
 log = logging.getLogger("keylane.producer")
-
-_Call = asyncio.Future[tuple[Answer, memoryview]]
-
-
-class MessageGroup(NamedTuple):
-    """The key of an executor."""
-
-    client_type: str
-    subject: str
-    partition_name: str
-    broker_group: str
-
-
-class ExecutorOwner(Protocol):
-    """The sender of a subject, as its executors see it."""
-
-    def has_spare(self, executor: Executor) -> bool:
-        """True if another executor is available."""
-        ...
-
-    def take_back(self, executor: Executor, batches: list[OutgoingBatch], step: Step) -> None:
-        """Take all batches that cannot stay, in order; `step` is NEW_ROUTE or ELSEWHERE."""
-        ...
-
-    def availability_changed(self) -> None:
-        """Take note that an executor's broker fails, or answers again."""
-        ...
-
-    def emptied(self, executor: Executor) -> None:
-        """Take note that an executor has no message left, and that its partition is not open in the route."""
-        ...
-
-    async def ask_history(self) -> Collection[str]:
-        """
-        Ask the metaserver which partitions are lost and where their brokers are now, and tell executors of it.
-
-        Returns:
-            The names of the broker groups that are silent.
-
-        Raises:
-            KeylaneError: as the call raised it.
-        """
-        ...
 
 
 class Executor:
@@ -108,7 +64,7 @@ class Executor:
         group: MessageGroup,
         partition: Partition,
         broker: BrokerClient | None,
-        owner: ExecutorOwner,
+        owner: ExecutorOwner[Executor],
         *,
         may_leave: bool,
         static: bool,
@@ -118,13 +74,12 @@ class Executor:
         rng: random.Random,
         budget: SendBudget,
         epochs: Iterator[int],
+        turn: Turn,
     ) -> None:
         self.group = group
         self.partition = partition
         self.state = ExecutorState(Reach.FAILS if broker is None else Reach.ANSWERS)
-        self.cause = NOT_WAITING
-        """Why messages wait, since the last try that failed."""
-        self._report = WaitReport()
+        self._waits = PartitionWaits(group.partition_name, group.broker_group, clock)
         self._broker = broker
         self._owner = owner
         self._may_leave = may_leave
@@ -139,8 +94,23 @@ class Executor:
         self.open = self._new_batch()
         self._queue: deque[OutgoingBatch] = deque()
         self._in_flight: deque[OutgoingBatch] = deque()
-        self._calls: deque[tuple[OutgoingBatch, _Call]] = deque()
+        self._calls: deque[tuple[OutgoingBatch, Calling]] = deque()
         """Calls under way, with their batches, the oldest first."""
+        self._again: deque[OutgoingBatch] = deque()
+        """Batches in flight that are not sent again yet, after a failure."""
+        self._channel: Channel | None = None
+        """While batches are sent through it."""
+        self._of_channel: BrokerClient | None = None
+        self._troubled = False
+        """True from a failed call until no batch under way has failed or is doubtful; the task sends meanwhile."""
+        self._turn = turn
+        self._flight = turn.flight(partition.address)
+        self._flying = False
+        """`_flight` counts this partition."""
+        self.waited = False
+        """The open batch does not wait for an answer of other partitions."""
+        self._linger_ms, self._in_flight_max = settings.linger_ms, settings.in_flight_max
+        self._small_bytes = settings.batch_bytes // 4
         self._wake = asyncio.Event()
         self._epochs = epochs
         self._epoch = next(epochs)
@@ -155,15 +125,17 @@ class Executor:
     # ── filling ──────────────────────────────────────────────────────────────────────────────────────
     def started(self) -> None:
         """Note that the open batch has its first message."""
-        self.open.opened_at_ms = self._clock.boot_ms()
-        self._wake.set()
+        if self._linger_ms:
+            self.open.opened_at_ms = self._clock.boot_ms()
+        if not self._calls:  # else it is sent after their answers
+            self._turn.add(self)
 
     def roll(self) -> None:
         """Close the open batch to further messages and begin another."""
         if len(self.open):
             self._queue.append(self.open)
             self._budget.enter(len(self.open), self.open.size)
-            self._wake.set()
+            self._turn.add(self)
         self.open = self._new_batch()
 
     def queue(self, batch: OutgoingBatch) -> None:
@@ -175,7 +147,7 @@ class Executor:
         """Queue batches that left another executor, behind those that are queued here."""
         self.roll()
         self._queue.extend(batches)
-        self._wake.set()
+        self._turn.add(self)
 
     def sift(self, sieve: Callable[[OutgoingBatch], OutgoingBatch | None]) -> None:
         """
@@ -192,7 +164,7 @@ class Executor:
         self._in_flight = deque(batch for batch in in_flight if batch is not None)
         self._queue = deque(batch for batch in map(sieve, self._queue) if batch is not None)
         if self.idle:
-            self._moves_again()
+            self._waits.over()
         self._tell_if_empty()
 
     @property
@@ -206,9 +178,14 @@ class Executor:
         return not self._has_work()
 
     @property
+    def cause(self) -> WaitCause:
+        """Why messages wait, since the last try that failed."""
+        return self._waits.cause
+
+    @property
     def waiting_for(self) -> str:
         """Why messages wait; empty if none do."""
-        return self.cause.reason if self._has_work() or self.state.refuses else ""
+        return self._waits.cause.reason if self._has_work() or self.state.refuses else ""
 
     def heard(self, event: ExecutorEvent) -> None:
         """Note what a route, the history or a refusal says of the partition."""
@@ -256,30 +233,42 @@ class Executor:
             self.state = state
             self._owner.availability_changed()
 
+    def push(self) -> None:
+        """Send what may be sent now; the task does what waits for a time, a channel, or the end of a failure."""
+        channel = self._channel
+        if (
+            channel is not None
+            and not (self._troubled or self._again or channel.closed)
+            and (self._calls or self._broker is self._of_channel)
+        ):
+            self._fill(channel)
+            if not self._linger_ms or self._calls or not len(self.open):
+                return
+        self._wake.set()
+
     async def _stream(self, channel: Channel) -> None:
-        """Send until no batch is left; after a failure wait for all calls under way, then raise it."""
-        calls, again = self._calls, deque(self._in_flight)
+        """Send until the channel is of no use; after a failure wait for all calls under way, then raise it."""
+        calls = self._calls
+        self._channel, self._of_channel = channel, self._broker
+        self._again = deque(self._in_flight)
+        self._troubled = any(batch.doubtful for batch in self._in_flight)
         try:
             while True:
                 self._wake.clear()
                 self._settle_stored()
                 if calls and calls[0][1].done():
                     calls[0][1].result()  # raises
-                while len(calls) < self._settings.in_flight_max:
-                    if not again and any(starmap(_is_doubtful, calls)):
-                        break  # a broker recognizes its latest batches only: a doubtful batch must not fall behind newer ones
-                    next_batch = again.popleft() if again else self._take(idle=not calls)
-                    if next_batch is None:
-                        break
-                    calls.append((next_batch, self._call(channel, next_batch)))
-                if not calls and not self._has_work():
+                if not calls and (channel.closed or self._broker is not self._of_channel):
                     return
+                self._fill(channel)
                 await self._pause(idle=not calls)
         except asyncio.CancelledError:  # the executor is closed
-            for _, call in calls:
-                call.cancel()
+            for batch, call in calls:
+                batch.doubtful = batch.doubtful or call.cancel()
             raise
         finally:
+            self._channel = None
+            self._again.clear()
             if calls:
                 left = list(calls)
                 calls.clear()
@@ -287,33 +276,69 @@ class Executor:
                 for (batch, _), result in zip(left, results, strict=True):
                     if not isinstance(result, BaseException):
                         self._settle(batch, result[0])
+            self._landed()
 
     async def _pause(self, *, idle: bool) -> None:
-        """Wait for an answer, for a full batch, or for the end of the open batch's `linger_ms`."""
-        if not idle or not len(self.open):
+        """Wait until something is left to the task, or for the end of the open batch's `linger_ms`."""
+        if not idle or not len(self.open) or not self._linger_ms:
             await self._wake.wait()
             return
         waited_ms = self._clock.boot_ms() - self.open.opened_at_ms
         try:
-            async with asyncio.timeout(max(0, self._settings.linger_ms - waited_ms) / 1000):
+            async with asyncio.timeout(max(0, self._linger_ms - waited_ms) / 1000):
                 await self._wake.wait()
         except TimeoutError:
             pass
 
+    def _fill(self, channel: Channel) -> None:
+        """Send batches until the window is full, or none is left that may be sent."""
+        calls, again = self._calls, self._again
+        while len(calls) < self._in_flight_max:
+            if again:
+                batch: OutgoingBatch | None = again.popleft()
+            elif self._troubled and self._still_troubled():
+                break  # a broker recognizes its latest batches only: a doubtful batch must not fall behind newer ones
+            else:
+                batch = self._take(idle=not calls)
+            if batch is None:
+                break
+            calls.append((batch, self._call(channel, batch)))
+        if calls and not self._flying:
+            self._flying = True
+            self._flight.partitions += 1
+
+    def _still_troubled(self) -> bool:
+        self._troubled = any(
+            batch.doubtful or (call.done() and not _is_answered(call))
+            for batch, call in self._calls
+        )
+        return self._troubled
+
+    def _landed(self) -> None:
+        """Have others send if this partition has no batch in flight any more."""
+        if self._flying and not self._calls:
+            self._flying = False
+            self._flight.answered()
+
     def _take(self, *, idle: bool) -> OutgoingBatch | None:
-        """Put the next batch in flight: a queued one, or the open one if `idle` and its linger is over."""
+        """Put the next batch in flight: a queued one, or the open one if `idle` and neither time nor a crowd speaks against it."""
         if not self._queue:
             if not idle or not len(self.open):
                 return None
-            linger_ms = self._settings.linger_ms
-            if linger_ms and self._clock.boot_ms() - self.open.opened_at_ms < linger_ms:
+            linger_ms, flight = self._linger_ms, self._flight
+            if linger_ms:
+                if self._clock.boot_ms() - self.open.opened_at_ms < linger_ms:
+                    return None
+            elif flight.crowded and not self.waited and self.open.size < self._small_bytes:
+                flight.wait(self)
                 return None
+            self.waited = False
             self.roll()
         batch = self._queue.popleft()
         self._in_flight.append(batch)
         return batch
 
-    def _call(self, channel: Channel, batch: OutgoingBatch) -> _Call:
+    def _call(self, channel: Channel, batch: OutgoingBatch) -> Calling:
         fresh = batch.data is None
         data = batch.pack(
             partition_id=self.partition.partition_id,
@@ -325,16 +350,27 @@ class Executor:
         if fresh:
             self._next_sequence += len(batch)
         batch.sends += 1
-        request = Append(self.partition.partition_id)
-        call = channel.begin(request, data, timeout_ms=self._settings.call_timeout_ms)
-        call.add_done_callback(partial(self._answered, batch))
-        return call
+        return channel.begin(
+            Append(self.partition.partition_id),
+            data,
+            timeout_ms=self._settings.call_timeout_ms,
+            on_answer=partial(self._answered, batch),
+        )
 
-    def _answered(self, batch: OutgoingBatch, call: _Call) -> None:
-        if _is_doubtful(batch, call):
-            batch.doubtful = True
+    def _answered(self, batch: OutgoingBatch, call: Calling) -> None:
+        """Settle what is stored, and send what waited for it, where the answer arrives."""
+        error = call.exception()
+        if error is not None:
+            self._troubled = True
+            if not isinstance(error, KeylaneError) or error.fate is Fate.UNKNOWN:
+                batch.doubtful = True
+            self._wake.set()
+            return
         self._settle_stored()
-        self._wake.set()
+        if self._channel is not None:
+            self._landed()
+            if self._troubled or self._has_work():
+                self.push()
 
     def _settle_stored(self) -> None:
         """Settle the oldest batches, as far as they are stored."""
@@ -354,11 +390,12 @@ class Executor:
             queue=partition.queue if self._static else None,
             logic_offset=partition.logic_start + offset if self._static and offset >= 0 else None,
         )
-        self._tried(ExecutorEvent.ANSWERED)
+        if not self.state.available:
+            self._tried(ExecutorEvent.ANSWERED)
         self._pauses.reset()
         self._in_flight.remove(batch)
         self._budget.stored(batch, receipt)
-        self._moves_again()
+        self._waits.over()
         self._tell_if_empty()
 
     def _tell_if_empty(self) -> None:
@@ -419,11 +456,11 @@ class Executor:
     def _next_step(self, error: KeylaneError, *, hopeless: bool) -> Step:
         """Count a failure for every closed batch, and decide what follows."""
         now_ms = self._clock.boot_ms()
-        self._wait_on(error, now_ms)
+        self._waits.begin(error, now_ms, self.batches, self.partition.address)
         for batch in (*self._in_flight, *self._queue):
             batch.failed(now_ms)
         head = self._in_flight[0]
-        since_ms = self._report.since_ms
+        since_ms = self._waits.since_ms
         assert since_ms is not None
         assert head.failed_at_ms is not None
         stage = wait_stage(
@@ -463,7 +500,7 @@ class Executor:
                 self.group.partition_name,
                 counted(sum(map(len, leaving)), "message goes", "messages go"), error.message,
             )  # fmt: skip
-        self._report.over(self._clock.boot_ms())
+        self._waits.left()
         self._owner.take_back(self, leaving, step)
         self._tell_if_empty()
 
@@ -484,7 +521,7 @@ class Executor:
         self._new_epoch()
         self._budget.give_up(head, error)
         if self.idle:
-            self._moves_again()
+            self._waits.over()
         self._tell_if_empty()
 
     def _give_up_large(self, error: MessageTooLargeError) -> bool:
@@ -508,36 +545,9 @@ class Executor:
         if large is not None:
             self._budget.give_up(large, error)
         if self.idle:
-            self._moves_again()
+            self._waits.over()
         self._tell_if_empty()
         return True
-
-    def _wait_on(self, error: KeylaneError, now_ms: int) -> None:
-        """Note that messages wait because of `error`; a WARNING says so at growing intervals."""
-        self.cause = broker_cause(error, self.group.broker_group)
-        if not self._report.waits(now_ms):
-            return
-        batches = self.batches
-        oldest_ms = self._clock.wall_ms() - batches[0].first_sent_at_ns // 1_000_000
-        log.warning(
-            "%s at %s: %s, the oldest for %.0f s: %s",
-            self.group.partition_name,
-            self.partition.address or f"broker group {self.group.broker_group}",
-            counted(sum(map(len, batches)), "message waits", "messages wait"), max(0, oldest_ms) / 1000, error.message,
-        )  # fmt: skip
-
-    def _moves_again(self) -> None:
-        """Note that messages are stored again, or that none are left."""
-        self.cause = NOT_WAITING
-        if self._report.since_ms is None:
-            return
-        took_ms = self._report.over(self._clock.boot_ms())
-        if took_ms is not None:
-            log.warning(
-                "%s: messages wait no longer, after %.0f s",
-                self.group.partition_name,
-                took_ms / 1000,
-            )
 
     def _leave_lost(self) -> None:
         """Give up batches that may be stored in the lost partition, with an unknown fate; hand the others to the owner."""
@@ -547,7 +557,7 @@ class Executor:
             self._budget.give_up(batch, error)
         leaving = self._take_all()
         self.heard(ExecutorEvent.SEALED)
-        self._moves_again()
+        self._waits.over()
         self._owner.take_back(self, leaving, Step.NEW_ROUTE)
         self._tell_if_empty()
 
@@ -567,27 +577,24 @@ class Executor:
         self._producer_id = self._identity.renew(self._producer_id)
 
     def moved(self, address: str, broker: BrokerClient) -> None:
-        """Follow the broker group to a new address."""
+        """Follow the broker group to a new address; batches in flight are counted for the old one."""
         self.partition = msgspec.structs.replace(self.partition, address=address)
         self._broker = broker
+        self._flight.forget(self)
+        if self._flying:
+            self._flying = False
+            self._flight.answered()
+        self._flight = self._turn.flight(address)
+        self._turn.add(self)
 
     async def close(self) -> list[OutgoingBatch]:
         """Stop; returns the batches that are not settled."""
         self.roll()
+        self._channel = None
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         return [*self._in_flight, *self._queue]
 
 
-def _is_answered(call: _Call) -> bool:
+def _is_answered(call: Calling) -> bool:
     return call.done() and not call.cancelled() and call.exception() is None
-
-
-def _is_doubtful(batch: OutgoingBatch, call: _Call) -> bool:
-    """True if the broker may have stored the batch, by this call or one before, and has not said so."""
-    if batch.doubtful or not call.done():
-        return batch.doubtful
-    error = asyncio.CancelledError() if call.cancelled() else call.exception()
-    if error is None:
-        return False
-    return not isinstance(error, KeylaneError) or error.fate is Fate.UNKNOWN

@@ -13,6 +13,15 @@ import enum
 from typing import NamedTuple
 
 
+class MessageGroup(NamedTuple):
+    """The key of an executor."""
+
+    client_type: str
+    subject: str
+    partition_name: str
+    broker_group: str
+
+
 class Reach(enum.Enum):
     """What the last try to send met."""
 

@@ -63,6 +63,7 @@ class OutgoingBatch:
         "sent_at_ns",
         "tries",
         "values",
+        "waiting",
     )
 
     def __init__(self, future: asyncio.Future[None]) -> None:
@@ -105,6 +106,8 @@ class OutgoingBatch:
         """How many messages were given up before the batch was settled."""
         self._reported: set[int] | None = None
         self._waiters: dict[int, asyncio.Future[None]] | None = None
+        self.waiting: dict[asyncio.Future[None], None] = {}
+        """Done together with `future`: one of each await, so that they take a turn of the event loop less than its callbacks."""
         self.listeners: dict[tuple[int, object], int] = {}
         """By index and callback: how often it is to be called once the message is stored or given up."""
         self._all_bound = False
@@ -369,7 +372,7 @@ class OutgoingBatch:
         if self.origins is None:
             if self.outcome is None:
                 self.outcome = outcome
-                self.future.set_result(None)
+                self._tell()
                 return len(self)
             return sum(self._settle_one(index, outcome, index) for index in range(len(self)))
         return sum(self._settle_origin(index, outcome, index) for index in range(len(self.origins)))
@@ -399,12 +402,25 @@ class OutgoingBatch:
             outcome if isinstance(outcome, GivenUp) else _of_message(outcome, further)
         )
         if not self.future.done():
-            self.future.set_result(None)  # from here on each SendFuture waits for its own message
+            self._tell()  # from here on each SendFuture waits for its own message
         assert self._waiters is not None
         waiter = self._waiters.pop(index, None)
         if waiter is not None:
             waiter.set_result(None)
         return True
+
+    def _tell(self) -> None:
+        self.future.set_result(None)
+        if self.waiting:
+            waiting, self.waiting = self.waiting, {}
+            for waiter in waiting:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    @property
+    def settles_apart(self) -> bool:
+        """True once a message was settled before others; `waited_for` then has a future of each."""
+        return self._waiters is not None
 
     def settled(self, index: int) -> bool:
         """True once the outcome of message `index` is known; of an adopted message, its first batch knows it."""

@@ -29,13 +29,31 @@ class SendFuture:
 
     def __await__(self) -> Generator[Any, None, Receipt]:
         batch, index = self._batch, self._index
+        first = batch.outcome
+        if (
+            type(first) is Receipt
+            and batch.marks is None
+            and first.logic_offset is None
+            and first.offset >= 0
+        ):  # `batch.receipt`, written out: most receipts are awaited when they are there already
+            return Receipt(first.partition_id, first.offset + index, first.durable, first.duplicate)
         while type(batch.outcome) is not Receipt and not batch.settled(index):
-            if batch.future.get_loop() is not asyncio.get_running_loop():
+            loop = asyncio.get_running_loop()
+            if batch.future.get_loop() is not loop:
                 error = OtherLoopError("the message was sent in another event loop")
                 error.fate = Fate.UNKNOWN  # it may be stored: it is sent in the other loop
                 raise error
-            # Shielded: a cancelled waiter must not cancel the whole batch.
-            yield from asyncio.shield(batch.waited_for(index)).__await__()
+            if batch.settles_apart:
+                yield from asyncio.shield(batch.waited_for(index)).__await__()
+                continue
+            # A future of this wait alone: a cancelled waiter must not cancel the whole batch.
+            waiter: asyncio.Future[None] = loop.create_future()
+            batch.waiting[waiter] = None
+            try:
+                yield from waiter
+            except BaseException:
+                batch.waiting.pop(waiter, None)
+                raise
         return batch.receipt(index)
 
     def done(self) -> bool:

@@ -26,9 +26,10 @@ from ..protocol.routing import OrderStrategy, Partition, Route, logical_partitio
 from ..protocol.text import counted
 from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.race import Race
-from .executor import Executor, MessageGroup
-from .executor_state import ExecutorEvent
+from .executor import Executor
+from .executor_state import ExecutorEvent, MessageGroup
 from .failure import REFUSED, Step
+from .flight import Turn
 from .halts import Halts
 from .held import HeldMessages
 from .identity import Identity
@@ -63,6 +64,7 @@ class SubjectSender:
         clock: Clock,
         rng: random.Random,
         budget: SendBudget,
+        turn: Turn,
         on_dead: Callable[[SubjectSender], None],
     ) -> None:
         self.subject = subject
@@ -82,6 +84,7 @@ class SubjectSender:
         self._clock = clock
         self._rng = rng
         self._budget = budget
+        self._turn = turn
         self._on_dead = on_dead
         self._loop = asyncio.get_running_loop()
         self._route: Route | None = None
@@ -427,6 +430,7 @@ class SubjectSender:
             rng=self._rng,
             budget=self._budget,
             epochs=self._epochs,
+            turn=self._turn,
         )
 
     # ── leaving a partition ──────────────────────────────────────────────────────────────────────────

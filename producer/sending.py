@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from threading import get_ident
 from typing import Any, Generic, TypeVar, cast, overload
@@ -38,6 +38,7 @@ from .arguments import (
     refuse_text,
 )
 from .executor import Executor
+from .flight import Turn
 from .identity import Identity
 from .outgoing_batch import OutgoingBatch
 from .placing import LogicQueue, chosen_place
@@ -123,7 +124,7 @@ class Sending(ScheduledCancels, Generic[V]):
         self._home = self._connections.home
         self._clock = environment_of(environment).clock
         self._now_ns = self._clock.wall_ns
-        self._turn_ns, self._turn_ends = UNREAD, False
+        self._turn_ns = UNREAD
         self._open, self._thread = False, NO_THREAD
         self._meta: MetaClient | None = None
         self._identity: Identity | None = None
@@ -135,6 +136,7 @@ class Sending(ScheduledCancels, Generic[V]):
         self._meta = meta
         self._loop = asyncio.get_running_loop()
         self._end_turn()
+        self._turn = Turn(self._loop, self._end_turn)
         self._thread = get_ident() if self._codec is None else NO_THREAD  # where values are bytes
         environment = environment_of(self._given)
         self._clock = environment.clock
@@ -248,6 +250,65 @@ class Sending(ScheduledCancels, Generic[V]):
             executor.roll()
         return BatchFuture(batch, index)
 
+    def _queue_chunk(self, subject: str, chunk: Sequence[tuple[bytes, V]]) -> int:
+        """
+        Queue messages as `send` does, without a future of each; none if not all of them are plain, small and routed.
+
+        Returns:
+            Their bytes with what they take in batches; 0: nothing was queued.
+        """
+        sender = self._senders.get(subject)
+        if (
+            sender is None
+            or sender.careful
+            or self._plain_queue is not None
+            or self._budget.full
+            or get_ident() != self._thread
+            or not chunk
+            or set(map(type, chunk)) != {tuple}
+            or set(map(len, chunk)) != {2}
+        ):
+            return 0
+        keys, values = cast(tuple[tuple[bytes, ...], tuple[bytes, ...]], tuple(zip(*chunk, strict=True)))  # fmt: skip
+        if not set(map(type, keys)) == set(map(type, values)) == {bytes}:
+            return 0
+        size = sum(map(len, keys)) + sum(map(len, values)) + BYTES_PER_MESSAGE * len(chunk)
+        if (
+            size > self._large_bytes
+            or size > sender.message_bytes_max
+            or len(chunk) > self._last_index
+            or max(map(len, keys)) > KEY_BYTES_MAX
+        ):
+            return 0
+        table, keyless, draw = sender.table, sender.keyless, self._rng.getrandbits
+        executors = [table[_hash(key) & 1023] if key else keyless[draw(10)] for key in keys]
+        columns: dict[Executor | None, tuple[list[bytes], list[bytes]]] = {
+            executor: ([], []) for executor in executors
+        }
+        if None in columns:
+            return 0
+        for key, value, executor in zip(keys, values, executors, strict=True):
+            its_keys, its_values = columns[executor]
+            its_keys.append(key)
+            its_values.append(value)
+        for executor, (its_keys, its_values) in columns.items():
+            assert executor is not None
+            self._extend(executor, its_keys, its_values)
+        return size
+
+    def _extend(self, executor: Executor, keys: list[bytes], values: list[bytes]) -> None:
+        """Put plain messages into the open batch of an executor."""
+        if len(executor.open) + len(keys) > self._last_index + 1:
+            executor.roll()
+        batch = executor.open
+        if batch.sent_at_ns is not self._turn_ns:
+            self._stamp(batch, executor)
+        batch.keys += keys
+        batch.values += values
+        batch.size += sum(map(len, keys)) + sum(map(len, values)) + BYTES_PER_MESSAGE * len(keys)
+        if batch.size >= self._batch_bytes or len(batch) > self._last_index:
+            executor.roll()
+
     def _send_carefully(  # noqa: PLR0917 - those of `send`, in its order
         self,
         subject: str,
@@ -334,14 +395,11 @@ class Sending(ScheduledCancels, Generic[V]):
         self._home.check()  # not for each message, because it costs a third of a send
         if self._turn_ns == UNREAD:
             self._turn_ns = self._now_ns()
-            if not self._turn_ends:
-                self._turn_ends = True
-                self._loop.call_soon(self._end_turn)
+            self._turn.begin()
         return self._turn_ns
 
     def _end_turn(self) -> None:
         self._turn_ns = UNREAD
-        self._turn_ends = False
 
     def _send_aside(
         self,
@@ -374,7 +432,7 @@ class Sending(ScheduledCancels, Generic[V]):
         sender = self._senders[subject] = SubjectSender(
             subject, order_strategy=self._order_strategy, meta=self._meta,
             broker_at=self._connections.broker_at, identity=self._identity, settings=self._settings,
-            clock=self._clock, rng=self._rng, budget=self._budget, on_dead=self._forget,
+            clock=self._clock, rng=self._rng, budget=self._budget, turn=self._turn, on_dead=self._forget,
         )  # fmt: skip
         return sender
 

@@ -1,10 +1,17 @@
-"""Why messages wait, with advice, and when a log line says so: after five seconds, then ever more rarely.  Pure."""
+"""Why messages wait, with advice, and when a log line says so: after five seconds, then ever more rarely.  Pure but for the log."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..protocol.clock import Clock
 from ..protocol.errors import ForeignServerError, KeylaneError, RetryRule, UnreachableError
+from ..protocol.text import counted
+from .outgoing_batch import OutgoingBatch
+
+log = logging.getLogger("keylane.producer")
 
 FIRST_MS = 5_000
 AGAIN_MS = 60_000
@@ -84,3 +91,50 @@ class WaitReport:
         self._since_ms = None
         self._reported = False
         return now_ms - since_ms if reported and since_ms is not None else None
+
+
+class PartitionWaits:
+    """Why the messages of one partition wait; the log says so at growing intervals, and when it is over."""
+
+    def __init__(self, partition_name: str, broker_group: str, clock: Clock) -> None:
+        self.cause = NOT_WAITING
+        self._name = partition_name
+        self._broker_group = broker_group
+        self._clock = clock
+        self._report = WaitReport()
+
+    @property
+    def since_ms(self) -> int | None:
+        """The start of the present wait; None if nothing waits."""
+        return self._report.since_ms
+
+    def begin(
+        self,
+        error: KeylaneError,
+        now_ms: int,
+        batches: Sequence[OutgoingBatch],
+        address: str | None,
+    ) -> None:
+        """Note that the messages of `batches` wait because of `error`; the first batch is the oldest."""
+        self.cause = broker_cause(error, self._broker_group)
+        if self._report.waits(now_ms):
+            oldest_ms = batches[0].first_sent_at_ns // 1_000_000
+            waited_ms = max(0, self._clock.wall_ms() - oldest_ms)
+            log.warning(
+                "%s at %s: %s, the oldest for %.0f s: %s",
+                self._name, address or f"broker group {self._broker_group}",
+                counted(sum(map(len, batches)), "message waits", "messages wait"), waited_ms / 1000, error.message,
+            )  # fmt: skip
+
+    def left(self) -> None:
+        """Note that the messages wait elsewhere; the cause stays."""
+        self._report.over(self._clock.boot_ms())
+
+    def over(self) -> None:
+        """Note that messages are stored again, or that none are left."""
+        self.cause = NOT_WAITING
+        if self._report.since_ms is None:
+            return
+        took_ms = self._report.over(self._clock.boot_ms())
+        if took_ms is not None:
+            log.warning("%s: messages wait no longer, after %.0f s", self._name, took_ms / 1000)

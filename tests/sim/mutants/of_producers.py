@@ -59,30 +59,37 @@ def given_up_told_as_not_done(patches: Patches) -> None:
     patches.set(GivenUp, "error", lambda self, *, unknown: self.cause.copy(Fate.NOT_DONE))
 
 
-def _told_stored(call: asyncio.Future[Any], kind: type[Exception]) -> asyncio.Future[Any]:
-    """The call, with errors of a kind told as an answer."""
-    told = call.get_loop().create_future()
+class _TellsStored:
+    """A channel whose errors of a kind are told as an answer."""
 
-    def end(call: asyncio.Future[Any]) -> None:
-        if told.done():
-            return
-        if call.cancelled():
-            told.cancel()
-        elif isinstance(call.exception(), kind):
-            told.set_result((Appended(-1, "fsync", True), memoryview(b"")))
-        elif (error := call.exception()) is not None:
-            told.set_exception(error)
-            told.exception()
-        else:
-            told.set_result(call.result())
+    def __init__(self, channel: Any, kind: type[Exception]) -> None:
+        self._channel = channel
+        self._kind = kind
 
-    call.add_done_callback(end)
-    return told
+    def begin(self, request: Any, payload: bytes, **more: Any) -> asyncio.Future[Any]:
+        on_answer = more.pop("on_answer")
+        told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def end(call: asyncio.Future[Any]) -> None:
+            if told.done():
+                return
+            error = call.exception()
+            if error is None:
+                told.set_result(call.result())
+            elif isinstance(error, self._kind):
+                told.set_result((Appended(-1, "fsync", True), memoryview(b"")))
+            else:
+                told.set_exception(error)
+                told.exception()
+            on_answer(told)
+
+        self._channel.begin(request, payload, on_answer=end, **more)
+        return told
 
 
 def acked_when_sent(patches: Patches) -> None:
     def call(self: Any, channel: Any, batch: Any) -> asyncio.Future[Any]:
-        return _told_stored(real(self, channel, batch), UnreachableError)
+        return real(self, _TellsStored(channel, UnreachableError), batch)
 
     real = patches.set(Executor, "_call", call)
 
@@ -200,7 +207,7 @@ def refused_batch_stays_out(patches: Patches) -> None:
     """A batch refused for a gap is told as stored."""
 
     def call(self: Any, channel: Any, batch: Any) -> asyncio.Future[Any]:
-        return _told_stored(real(self, channel, batch), SequenceGapError)
+        return real(self, _TellsStored(channel, SequenceGapError), batch)
 
     real = patches.set(Executor, "_call", call)
 

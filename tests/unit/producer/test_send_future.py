@@ -106,3 +106,21 @@ async def test_wait_of_asyncio_is_quick_when_it_has_50_000_futures():
         async with asyncio.timeout(20):
             done, _ = await asyncio.wait(futures)
         assert len(done) == 50_000
+
+
+async def test_cancelled_wait_leaves_the_message_and_other_waits_alone():
+    """Each wait has a future of its own: cancelling one cancels neither the batch nor the other waits."""
+    async with producer_on(ScriptedNetwork()) as producer:
+        await producer.send("s", b"v", key=b"k")
+        future = producer.send("s", b"v", key=b"k")
+
+        async def wait() -> Receipt:
+            return await future
+
+        first, second = asyncio.create_task(wait()), asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        first.cancel()
+        receipts = await asyncio.gather(first, second, return_exceptions=True)
+        assert isinstance(receipts[0], asyncio.CancelledError)
+        assert receipts[1] == await future
+        assert not future._batch.waiting

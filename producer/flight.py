@@ -1,0 +1,155 @@
+"""When executors send: together at the end of a turn of the event loop, or after an answer of their broker.  Pure but for timers.
+
+    first message ─▶ Turn ─▶ push(): sent          while many partitions of the broker are unanswered: BrokerFlight ─▶ push()
+
+Little traffic meets no crowd, so it is sent in the next turn.  Under load an open batch grows in place of being sent with
+the few messages that it has: each batch costs a head, a call and an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Protocol, TypeVar
+
+from .failure import Step
+from .outgoing_batch import OutgoingBatch
+
+E_contra = TypeVar("E_contra", contravariant=True)
+
+CROWD = 16
+"""Partitions of a broker with a batch in flight, from which on open batches of others wait for an answer."""
+WAIT_S = 0.005
+"""How long they wait at most: partitions that do not answer delay no other for longer."""
+
+
+class ExecutorOwner(Protocol[E_contra]):
+    """The sender of a subject, as its executors see it."""
+
+    def has_spare(self, executor: E_contra) -> bool:
+        """True if another executor is available."""
+        ...
+
+    def take_back(self, executor: E_contra, batches: list[OutgoingBatch], step: Step) -> None:
+        """Take all batches that cannot stay, in order; `step` is NEW_ROUTE or ELSEWHERE."""
+        ...
+
+    def availability_changed(self) -> None:
+        """Take note that an executor's broker fails, or answers again."""
+        ...
+
+    def emptied(self, executor: E_contra) -> None:
+        """Take note that an executor has no message left, and that its partition is not open in the route."""
+        ...
+
+    async def ask_history(self) -> Collection[str]:
+        """
+        Ask the metaserver which partitions are lost and where their brokers are now, and tell executors of it.
+
+        Returns:
+            The names of the broker groups that are silent.
+
+        Raises:
+            KeylaneError: as the call raised it.
+        """
+        ...
+
+
+class Pushed(Protocol):
+    """An executor, as it is told that it may send."""
+
+    waited: bool
+
+    def push(self) -> None:
+        """Send what may be sent now."""
+        ...
+
+
+class BrokerFlight:
+    """The partitions of one broker that have a batch in flight, and those that wait for an answer of it."""
+
+    __slots__ = ("_loop", "_timer", "_waiting", "partitions")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiting: dict[Pushed, None] = {}
+        self.partitions = 0
+        """How many have a batch in flight."""
+
+    @property
+    def crowded(self) -> bool:
+        """True while CROWD partitions or more have one: open batches of others wait."""
+        return self.partitions >= CROWD
+
+    def wait(self, executor: Pushed) -> None:
+        """Have `executor` pushed after an answer, behind those that wait already, or after WAIT_S."""
+        self._waiting[executor] = None
+        if self._timer is None:
+            self._timer = self._loop.call_later(WAIT_S, self._over)
+
+    def forget(self, executor: Pushed) -> None:
+        """Push `executor` no more."""
+        self._waiting.pop(executor, None)
+
+    def answered(self) -> None:
+        """A partition has no batch in flight any more."""
+        self.partitions -= 1
+        while self._waiting and not self.crowded:
+            self._push(next(iter(self._waiting)))
+
+    def _over(self) -> None:
+        self._timer = None
+        for executor in list(self._waiting):
+            self._push(executor)
+
+    def _push(self, executor: Pushed) -> None:
+        self._waiting.pop(executor, None)
+        executor.waited = True
+        executor.push()
+
+
+class Turn:
+    """
+    The executors of a producer that send at the end of this turn of the event loop.
+
+    Args:
+        ended: called at that end, before they send.
+    """
+
+    __slots__ = ("_due", "_ended", "_flights", "_loop", "_scheduled")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ended: Callable[[], object]) -> None:
+        self._loop = loop
+        self._ended = ended
+        self._scheduled = False
+        self._due: dict[Pushed, None] = {}
+        self._flights: dict[str | None, BrokerFlight] = {}
+
+    def begin(self) -> None:
+        """Note that something was sent in this turn."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._end)
+
+    def add(self, executor: Pushed) -> None:
+        """Have `executor` pushed at the end of this turn."""
+        self._due[executor] = None
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._end)
+
+    def _end(self) -> None:
+        self._scheduled = False
+        self._ended()
+        if self._due:
+            due, self._due = self._due, {}
+            for executor in due:
+                executor.push()
+
+    def flight(self, address: str | None) -> BrokerFlight:
+        """The flight of the broker at `address`; one for all whose address is not known."""
+        flight = self._flights.get(address)
+        if flight is None:
+            flight = self._flights[address] = BrokerFlight(self._loop)
+        return flight
