@@ -34,12 +34,11 @@ from ..pulling.pull_client import PullClient, client_of
 from ..settings import ConsumerSettings
 from .failing import Failing
 from .handlers import Handler, await_result, is_async
-from .idle_workers import IdleWorkers
 from .lanes import Lanes, Run, UnopenedBatch
 from .log_throttle import LogLine, LogThrottle, name_of
 from .not_acked import Retry, only_retry
 from .retries import Retries
-from .worker_task import WorkerTask, closes_coroutines, current_task, look_at
+from .worker_task import IdleWorkers, WorkerTask, closes_coroutines, current_task, look_at
 
 log = logging.getLogger("keylane.consumer")
 
