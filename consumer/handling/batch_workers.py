@@ -82,7 +82,7 @@ class BatchWorkers(Workers):
             max_records=max_records,
             waits=max_wait_ms > 0,
             ordered=ordered,
-            wake=self._work.set,
+            wake=self._work.wake_all,
         )
         self._lanes = cast(Lanes, self._batch_lanes)  # it takes and gives batches as messages
         self._log_throttle = LogThrottle(runner="handler of batches", ordered=ordered)
@@ -91,12 +91,12 @@ class BatchWorkers(Workers):
         """Add messages of one partition, in the order of their offsets."""
         if messages:
             self._wait(messages[0].partition_id, self._batch_lanes.put(messages))
-        self._work.set()
+        self._work.wake_all()
 
     def put_batch(self, batch: UnopenedBatch) -> None:
         """Add a batch of one partition, which is opened when its messages are next."""
         self._wait(batch.client.partition_id, self._batch_lanes.put_batch(batch))
-        self._work.set()
+        self._work.wake_all()
 
     def _wait(self, partition_id: int, number: int) -> None:
         """Have a wait of the lanes end in time; 0: none has begun."""
@@ -107,7 +107,7 @@ class BatchWorkers(Workers):
     def _ripen(self, partition_id: int, number: int) -> None:
         if not self._closed:
             self._wait(partition_id, self._batch_lanes.ripen(partition_id, number))
-        self._work.set()
+        self._work.wake_all()
 
     def _wait_for_try(self, message: Message, error: BaseException, now_ns: int) -> None:
         batch = cast(Batch, message)
@@ -170,5 +170,5 @@ class BatchWorkers(Workers):
             self._log_line(self._log_throttle.given_up(cast(Message, batch), now_ms))
         client.forget(count + sum(map(len, batches)) + self._batch_lanes.drop_batches(client))
         if self._lanes.has_waiting:
-            self._work.set()
+            self._work.wake_all()
         self._start_due()

@@ -1,4 +1,4 @@
-"""The task of a worker: the message whose handler runs in it, for how long, and requests that this handler ends."""
+"""The task of a worker: the message whose handler runs in it, for how long, requests that this handler ends, and idle ones."""
 
 from __future__ import annotations
 
@@ -54,6 +54,49 @@ class WorkerTask:
         """True if the worker itself is to end: there is a request that is not for a handler."""
         assert self.task is not None
         return self.task.cancelling() > (self.cancelled_message is not None)
+
+
+class IdleWorkers:
+    """
+    The idle workers of a consumer.  The one that became idle last wakes first.
+
+    Nothing is remembered for workers that are busy: a worker looks for messages before it waits, without a turn of the event
+    loop between.
+    """
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Future[None], None] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def wake_one(self) -> None:
+        """Wake an idle worker."""
+        while self._waiting:
+            waiter = self._waiting.popitem()[0]
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    def wake_all(self) -> None:
+        """Wake every idle worker."""
+        waiting, self._waiting = self._waiting, {}
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait until this worker is woken."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting[waiter] = None
+        try:
+            await waiter
+        except BaseException:
+            if self._waiting.pop(waiter, waiter) is waiter:
+                self.wake_one()  # what it was woken for is another's now
+            raise
 
 
 def closes_coroutines(error: BaseException) -> bool:

@@ -38,7 +38,7 @@ from .lanes import Lanes, Run, UnopenedBatch
 from .log_throttle import LogLine, LogThrottle, name_of
 from .not_acked import Retry, only_retry
 from .retries import Retries
-from .worker_task import WorkerTask, closes_coroutines, current_task, look_at
+from .worker_task import IdleWorkers, WorkerTask, closes_coroutines, current_task, look_at
 
 log = logging.getLogger("keylane.consumer")
 
@@ -114,7 +114,7 @@ class Workers:
         """Starts the tries that are due."""
         self._timer_ns = 0
         self._closed = False
-        self._work = asyncio.Event()
+        self._work = IdleWorkers()
         self._workers = [WorkerTask() for _ in range(concurrency)]
         for index, worker in enumerate(self._workers):
             worker.task = asyncio.create_task(self._run(worker), name=f"handler {index}")
@@ -127,12 +127,24 @@ class Workers:
     def put(self, messages: list[Message]) -> None:
         """Add messages of one partition, in the order of their offsets."""
         self._lanes.put(messages)
-        self._work.set()
+        self._wake()
 
     def put_batch(self, batch: UnopenedBatch) -> None:
         """Add a batch of one partition, which is opened when its messages are next."""
         self._lanes.put_batch(batch)
-        self._work.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        """
+        Wake the workers that are needed for what has come.
+
+        While no handler waits, that is one, or none if one is awake: it wakes the others once its handler waits.
+        """
+        work, idle = self._work, len(self._work)
+        if idle == len(self._workers) and self._lanes.may_run and not self._acks_each:
+            work.wake_one()
+        elif idle and (self._acks_each or not self._lanes.may_run or self._runs_beside(None)):
+            work.wake_all()
 
     def pause(self, partition_id: int) -> None:
         """Start no handler for a partition until `resume`, but for messages that failed."""
@@ -141,7 +153,7 @@ class Workers:
     def resume(self, partition_id: int) -> None:
         """Start handlers for a partition again."""
         if self._lanes.resume(partition_id):
-            self._work.set()
+            self._work.wake_all()
 
     async def _run(self, worker: WorkerTask) -> None:
         message: Message | None = None
@@ -216,6 +228,8 @@ class Workers:
                 and not self._runs_beside(worker)
             ):
                 message, left = await self._run_alone(worker)
+            if left and self._work and lanes.has_waiting:
+                self._work.wake_all()
             for _ in range(left):
                 if message is None:
                     if lanes.may_be_alone and lanes.arrived[0].key not in lanes.busy:
@@ -251,12 +265,11 @@ class Workers:
             worker.message = None
             worker.take_back_cancel()
             if message is None and not lanes.has_waiting and not self._start_due():
-                self._work.clear()
                 await self._work.wait()
             else:
                 await asyncio.sleep(0)
 
-    def _runs_beside(self, worker: WorkerTask) -> bool:
+    def _runs_beside(self, worker: WorkerTask | None) -> bool:
         """True if the handler of another worker runs, which waits."""
         return any(other.message is not None for other in self._workers if other is not worker)
 
@@ -318,8 +331,11 @@ class Workers:
 
     def _interrupt(self, run: Run) -> None:
         """End a run with the message whose handler waits: others may run beside it."""
-        if self._lanes.run is run:
-            self._lanes.note_alone()
+        lanes = self._lanes
+        if lanes.run is run:
+            lanes.note_alone()
+        if lanes.has_waiting:
+            self._work.wake_all()
 
     async def _try_again(self, worker: WorkerTask, message: Message) -> Message | None:
         """Run the next try of a failed message; returns the next message of its lane, if this one is over."""
@@ -440,7 +456,7 @@ class Workers:
         waiting = self._lanes.collect(message, lambda other: are_parked_together(failed, other))
         client.park(failed, failure, waiting)
         if self._lanes.has_waiting:
-            self._work.set()
+            self._work.wake_all()
         return True
 
     def _count_retrying(self, message: Message, sign: int) -> None:
@@ -464,7 +480,7 @@ class Workers:
             self._count_retrying(message, -1)
         if due:
             self._lanes.put_first(due)
-            self._work.set()
+            self._work.wake_all()
         next_ns = self._retries.next_ns(now_ns, others_wait=others_wait)
         if next_ns is not None:
             self._wake_at(next_ns, now_ns)
@@ -539,7 +555,7 @@ class Workers:
                 self._log_line(self._log_throttle.given_up(message, now_ms))
         client.forget(len(failed) + len(waiting) + self._lanes.drop_batches(client))
         if self._lanes.has_waiting:
-            self._work.set()
+            self._work.wake_all()
         self._start_due()
 
     async def _cancel(self, client: PullClient, *, warn_ms: int) -> None:

@@ -62,6 +62,11 @@ class KeyParking:
         """True while a change is not durable, or a parked message is with handlers."""
         return self._sender.busy or self._redrives.busy or self._retrying.busy
 
+    @property
+    def has_room(self) -> bool:
+        """True if `wait_for_room` has nothing to wait for."""
+        return self._sender.has_room and self._retrying.has_room
+
     async def wait_for_room(self) -> None:
         """Wait while too many messages wait to be parked, or wait for retry."""
         await self._sender.wait_for_room()
@@ -82,9 +87,13 @@ class KeyParking:
         if version:
             self.has_parked = True
 
+    def knows(self, version: int) -> bool:
+        """True if `check` has nothing to learn."""
+        return version <= self._version
+
     async def check(self, version: int) -> None:
         """Learn what an operator has changed, if a version of the broker's is newer than the one that is known."""
-        if version > self._version:
+        if not self.knows(version):
             await self.refresh()
 
     async def refresh(self) -> list[ParkedKeyRow]:

@@ -52,9 +52,14 @@ class ParkSender:
         """True while a change is not durable."""
         return bool(self._queue)
 
+    @property
+    def has_room(self) -> bool:
+        """True if more messages may wait to be parked."""
+        return self._queue.messages < WAITING_MAX
+
     async def wait_for_room(self) -> None:
         """Wait while too many messages wait to be parked."""
-        while self._queue.messages >= WAITING_MAX:
+        while not self.has_room:
             self._room.clear()
             await self._room.wait()
 

@@ -106,9 +106,14 @@ class Retrying:
         """True while some message may be with a handler."""
         return bool(self._tries)
 
+    @property
+    def has_room(self) -> bool:
+        """True if more messages may wait for retry."""
+        return len(self._waiting) < RETRIES_MAX
+
     async def wait_for_room(self) -> None:
         """Wait while too many messages wait for retry."""
-        while len(self._waiting) >= RETRIES_MAX:
+        while not self.has_room:
             self._room.clear()
             await self._room.wait()
 

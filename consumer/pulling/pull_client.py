@@ -16,7 +16,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from threading import get_ident
 
 from ...protocol.batch import batch_starts, column_views
@@ -28,9 +28,17 @@ from ...protocol.errors import (
     LeaseLostError,
     OffsetOutOfRangeError,
 )
-from ...protocol.frames import Acked, Acquire, Acquired, AcquireShared, Batches, Pull, Release
+from ...protocol.frames import (
+    Acked,
+    Acquire,
+    Acquired,
+    AcquireShared,
+    Answer,
+    Batches,
+    Pull,
+    Release,
+)
 from ...protocol.message import Delivery, Message
-from ...protocol.parked import Failure
 from ...protocol.record import Header
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient
@@ -41,6 +49,7 @@ from ..delivery.pulled_batch import CutBatch, PulledBatch
 from ..delivery.user_acks import UserAcks
 from ..parking.context import ParkContext
 from ..parking.key_parking import KeyParking
+from ..parking.setting_aside import SettingAside
 from ..settings import ConsumerSettings
 from .ack_sender import AckSender
 from .acks import ranges_of
@@ -49,14 +58,17 @@ from .fetch_offsets import FetchOffsets
 from .lifetime import Lifetime, PullEvent, PullState
 from .messages_in_flight import MessagesInFlight
 from .progress import PullProgress
+from .pull_chain import PullChain
 from .pull_gate import PullGate
 from .pull_owner import PullOwner
 from .pull_views import PullViews
 
 log = logging.getLogger("keylane.consumer")
+AT_ONCE_BYTES = 64 << 10
+"""Pulled bytes that are handed out where they arrive; of more, the event loop turns between batches."""
 
 
-class PullClient(UserAcks, PullViews):
+class PullClient(UserAcks, SettingAside, PullViews):
     """
     Pulls one partition for one consumer session.
 
@@ -129,6 +141,9 @@ class PullClient(UserAcks, PullViews):
         self._in_flight = MessagesInFlight(
             retrying_max=settings.buffer_messages if self.exempts_retries else 0
         )
+        self._chain = PullChain(self, timeout_ms=settings.call_timeout_ms)
+        self._pauses = settings.backoff.pauses(self._rng)
+        """Between pulls that fail."""
         sender = self._new_sender()
         self._acks, self._handled, self._tries = sender, sender.handled, sender.tries
         self.acks_each = sender.each
@@ -195,22 +210,6 @@ class PullClient(UserAcks, PullViews):
         """Give messages to handlers that are counted as handed out already."""
         self.owner.hand_out(messages)
 
-    def divert(self, messages: list[Message]) -> list[Message]:
-        """Park those of messages that are counted as handed out whose keys are parked; returns the others."""
-        if not self.parking.keys:
-            return messages
-        left = self._divert(messages)
-        self.forget(len(messages) - len(left))
-        return left
-
-    def leave_out_parked(self, batch: PulledBatch) -> None:
-        """Park the rows of a batch, which are counted as handed out, whose keys are parked."""
-        if self.parking.keys:
-            whole = self._decode(
-                batch.record, 0, batch.header, self
-            )  # their tries are counted once it is opened
-            batch.keep(self.divert(batch.wanted(whole)))
-
     def settled(self) -> None:
         """Report that the partition is drained, if only parked messages were in the way."""
         self._report_drained(before=False)
@@ -223,43 +222,6 @@ class PullClient(UserAcks, PullViews):
     def is_of(self, message: Message) -> bool:
         """True if this client handed the message out, also one of an ancestor's."""
         return message.delivery is self or client_of(message) is self
-
-    def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
-        """Set a message aside that failed too often, with those of its key that wait behind it."""
-        offsets = [message.offset, *(behind.offset for behind in waiting)]
-        self._tries.ended([(message.offset, message.offset + 1)])
-        self.parking.park(message.key, offsets, failure)
-        self.forget(len(offsets))
-
-    def bury(self, message: Message, failure: Failure) -> None:
-        """Set a message aside alone: later ones of its key go on."""
-        self._tries.ended([(message.offset, message.offset + 1)])
-        self.parking.park(None, [message.offset], failure)
-        self.forget(1)
-
-    def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
-        """Set a message aside alone until its next try, in `pause_ms`: later ones of its key go on."""
-        self._tries.ended([(message.offset, message.offset + 1)])
-        self.parking.retry(message.offset, failure, pause_ms)
-        self.forget(1)
-
-    def blocks(self, message: Message, failure: Failure) -> None:
-        """Have the broker show why a message holds others up, with the next ack."""
-        self._tries.blocks(message, failure)
-
-    def redriven_failed(self, source: int, message: Message, failure: Failure) -> None:
-        """Have the broker show that a message fails again which partition `source` stores, and which was parked."""
-        self._tries.redriven_failed(source, message, failure)
-        self._acks.send_soon()
-
-    def redriven_hangs(self, source: int, message: Message, why: Failure, running_ms: int) -> None:
-        """As `redriven_failed`, of a message whose try does not end."""
-        if self._tries.redriven_hangs(source, message, why, running_ms):
-            self._acks.send_soon()
-
-    def redriven_ended(self, source: int, offset: int) -> None:
-        """Note that this message is handled, or no longer here."""
-        self._tries.redriven_ended(source, offset)
 
     # ── what handlers did ────────────────────────────────────────────────────────────────────────────
     def done(self, offset: int) -> None:
@@ -358,7 +320,6 @@ class PullClient(UserAcks, PullViews):
             self.owner.end(self)
 
     async def _pull(self) -> None:
-        pauses = self._settings.backoff.pauses(self._rng)
         while self._clock.boot_ns() < self.deadline_ns:
             try:
                 if self.life.state is PullState.ACQUIRING:
@@ -369,7 +330,7 @@ class PullClient(UserAcks, PullViews):
                     self._on(PullEvent.EXHAUSTED)
                     return
                 await self._pull_once()
-                pauses.reset()
+                self._pauses.reset()
             except FencedError:
                 raise
             except OffsetOutOfRangeError as error:
@@ -378,7 +339,7 @@ class PullClient(UserAcks, PullViews):
                 self._on(PullEvent.FAILED)
                 self.waiting_for = error.message
                 log.info("partition %d: %s", self.partition_id, error.message)
-                await asyncio.sleep(pauses.next_ms() / 1000)
+                await asyncio.sleep(self._pauses.next_ms() / 1000)
 
     @property
     def _exhausted(self) -> bool:
@@ -453,33 +414,67 @@ class PullClient(UserAcks, PullViews):
         if self._clock.boot_ns() >= self.deadline_ns:
             return
         self.waiting_for = "messages"
-        wait_ms = min(self._settings.pull_wait_ms, self._settings.ttl_ms // 3)
-        answer, payload = await self._broker.call(self._pull_request(wait_ms), wait_ms=wait_ms)
+        pulled = await self._chain.run()
+        if pulled is None:
+            return
+        answer, payload = pulled
         assert isinstance(answer, Batches)
         await self.parking.check(answer.parked_version)
         self._progress.end_offset = answer.next_offset
         await self._wait_while_held()
         if answer.sealed:
             self._sealed_at(answer.next_offset)
+        for header in self._open_batches(answer, payload):
+            if header.length < len(payload) and not self.owner.keeps_batches:  # or they are cut
+                await asyncio.sleep(0)
+
+    def take_at_once(self, answer: Answer, payload: memoryview) -> bool:
+        """Hand out what was pulled; False, and nothing is done, if that needs a wait, or a turn of the event loop."""
+        if (
+            not isinstance(answer, Batches)
+            or answer.sealed
+            or len(payload) > AT_ONCE_BYTES
+            or self.gate.reasons
+            or not self.parking.knows(answer.parked_version)
+        ):
+            return False
+        self._pauses.reset()
+        self._progress.end_offset = answer.next_offset
+        for _ in self._open_batches(answer, payload):
+            pass
+        return True
+
+    def may_pull(self) -> bool:
+        """True if nothing has to be waited for before the next pull."""
+        return (
+            not self.gate.reasons
+            and self._in_flight.has_capacity(self._settings.buffer_messages)
+            and self.parking.has_room
+            and not self._exhausted
+            and self._clock.boot_ns() < self.deadline_ns
+        )
+
+    def pull_request(self) -> Pull:
+        """The next pull."""
+        settings, wanted = self._settings, self.owner.wanted
+        return Pull(
+            *self._who,
+            self._offsets.next_offset,
+            settings.pull_bytes,
+            min(settings.pull_wait_ms, settings.ttl_ms // 3),
+            () if wanted is None else wanted.tags,
+        )
+
+    def _open_batches(self, answer: Batches, payload: memoryview) -> Iterator[Header]:
+        """Open what was pulled, batch by batch."""
         left_out = deque(answer.left_out)
         for start, header in batch_starts(payload):
             while left_out and left_out[0][0] < header.base_offset:
                 self._pass_over(*left_out.popleft())
             self._open_batch(payload, start, header)
-            if header.length < len(payload) and not self.owner.keeps_batches:  # or they are cut
-                await asyncio.sleep(0)
+            yield header
         for low, high in left_out:
             self._pass_over(low, high)
-
-    def _pull_request(self, wait_ms: int) -> Pull:
-        wanted = self.owner.wanted
-        return Pull(
-            *self._who,
-            self._offsets.next_offset,
-            self._settings.pull_bytes,
-            wait_ms,
-            () if wanted is None else wanted.tags,
-        )
 
     def _pass_over(self, start: int, end: int) -> None:
         """Count the messages `[start, end)` as handled: the broker has left them out, and they are not wanted."""
@@ -488,22 +483,6 @@ class PullClient(UserAcks, PullViews):
             self._acks.send_soon()
         if self._careful is not None:
             self._careful.put([])  # there is no suspect among them any more
-
-    def _divert(self, messages: list[Message]) -> list[Message]:
-        """Park the messages whose keys are parked, and pass over those of them that are not wanted; returns the others."""
-        wanted, keys = self.owner.wanted, self.parking.keys
-        if wanted is not None:
-            unwanted = {
-                message.offset
-                for message in messages
-                if message.key in keys and wanted.rejects(message)
-            }
-            for offset in sorted(unwanted):
-                self._handled.done(offset)
-            if unwanted:
-                self._acks.send_soon()
-            messages = [message for message in messages if message.offset not in unwanted]
-        return self.parking.divert(messages)
 
     def _open_batch(self, payload: memoryview, start: int, header: Header) -> None:
         """Decode a batch and hand out the messages that were neither pulled before nor acked."""

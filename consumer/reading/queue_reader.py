@@ -44,7 +44,7 @@ from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections
 from ...rpc.environment import Environment, environment_of
 from ...rpc.home import Resident
-from ..pulling.read_messages import read_messages
+from .read_messages import read_messages
 
 READ_BYTES = 1 << 20
 

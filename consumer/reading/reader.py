@@ -41,7 +41,6 @@ from ...rpc.connections import Connections, clean_up
 from ...rpc.environment import Environment, environment_of
 from ...rpc.home import Resident
 from ..delivery.filter import MessageFilter
-from ..pulling.read_messages import read_messages
 from .bounds import (  # fmt: skip
     Bound,
     BoundKind,
@@ -53,6 +52,7 @@ from .bounds import (  # fmt: skip
     stop_bound,
 )
 from .lineage_order import LineageOrder
+from .read_messages import read_messages
 
 log = logging.getLogger("keylane.consumer")
 

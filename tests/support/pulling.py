@@ -31,6 +31,7 @@ from keylane.protocol.frames import (
 from keylane.protocol.message import Message
 from keylane.protocol.offsets import Range
 from keylane.protocol.record import HEADER_BYTES, stamp
+from keylane.rpc.network import Call, Calling, OnAnswer
 from sim.machines.clock import ManualClock
 from sim.machines.store import SESSION, batch, facts
 
@@ -67,6 +68,10 @@ class ScriptedBroker:
         self.left_out: tuple[Range, ...] = ()
         """Is not sent; the first pull below says so."""
         self.requests: list[Request] = []
+        self._channel = PartitionChannel(self)
+
+    async def channel(self) -> PartitionChannel:
+        return self._channel
 
     def asked(self, kind: type) -> list[Request]:
         return [request for request in self.requests if isinstance(request, kind)]
@@ -95,6 +100,37 @@ class ScriptedBroker:
             case ChangeParked():
                 return ParkedChanged(1), b""
         return Released(), b""
+
+
+class PartitionChannel:
+    """The channel of a scripted broker: it calls back where an answer arrives, as a real one does."""
+
+    closed = False
+
+    def __init__(self, broker: Any) -> None:
+        self._broker = broker
+
+    def begin(
+        self,
+        request: Request,
+        payload: bytes = b"",
+        *,
+        timeout_ms: int,
+        on_answer: OnAnswer | None = None,
+    ) -> Calling:
+        loop = asyncio.get_running_loop()
+        call = Call(loop.create_future(), on_answer, type(request), timeout_ms)
+
+        async def answer() -> None:
+            try:
+                wait_ms = getattr(request, "wait_ms", 0)
+                call.answered(await self._broker.call(request, payload, wait_ms=wait_ms))
+            except KeylaneError as error:
+                call.failed(error)
+
+        answering = loop.create_task(answer())
+        call.future.add_done_callback(lambda done: done.cancelled() and answering.cancel())
+        return call.future
 
 
 class NotingOwner:

@@ -143,16 +143,18 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/consumer/handling/test_arrow_stream.py": "pulled_batch",
     },
     "consumer/parking": {
-        "integration/parking/test_parked_keys.py": "ancestors context park_sender redrive",
+        "integration/parking/test_parked_keys.py": "ancestors context park_sender redrive setting_aside",
         "integration/parking/test_retries.py": "retrying",
     },
     "consumer/pulling": {
         "unit/consumer/pulling/test_pull_client.py": "pull_owner pull_views",
         "unit/consumer/test_rebalance.py": "pull_gate",
         "integration/consumers/test_shared_groups.py": "shared_client",
+    },
+    "consumer/reading": {
+        "integration/operations/test_logic_queues.py": "queue_reader",
         "integration/reading/test_reader.py": "read_messages",
     },
-    "consumer/reading": {"integration/operations/test_logic_queues.py": "queue_reader"},
     "metaserver": {
         "integration/metaserver/test_metaserver_calls.py": "calls running services",
         "integration/hosts/test_operating.py": "metrics",

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from keylane.consumer.handling.worker_task import IdleWorkers
 from keylane.consumer.handling.workers import MESSAGES_PER_TURN
 from keylane.protocol.message import Message
 from sim.machines.clock import ManualClock
@@ -199,3 +200,47 @@ async def test_handler_that_blocks_past_the_lease_is_the_last_one(blocking_ms: i
     await eventually(lambda: client.in_flight.count == 0)
     assert begun == client.handled == list(range(41))
     await workers.close()
+
+
+async def test_idle_worker_wakes_alone_when_no_handler_waits():
+    """The others wake once its handler waits: what is left runs beside it."""
+    client, going = Client(), asyncio.Event()
+    names: list[str] = []
+
+    async def handle(message: Message) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        names.append(task.get_name())
+        if message.key == b"slow":
+            await going.wait()
+
+    workers = workers_of(handle, concurrency=8)
+    await asyncio.sleep(0)
+    for _ in range(5):
+        client.give(workers, b"a")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert len(names) == 5
+    assert len(set(names)) == 1, "the worker that became idle last is the next"
+    client.give(workers, b"slow", *[b"slow%d" % number for number in range(3)])
+    client.give(workers, b"slow", b"b", b"c")
+    await eventually(lambda: len(names) == 11)
+    going.set()
+    await eventually(lambda: len(names) == 12)
+    await workers.close()
+
+
+async def test_message_is_another_workers_when_the_one_it_woke_is_cancelled():
+    idle, woken = IdleWorkers(), []
+
+    async def wait(name: str) -> None:
+        await idle.wait()
+        woken.append(name)
+
+    tasks = [asyncio.create_task(wait(name)) for name in ("first", "second")]
+    await asyncio.sleep(0)
+    idle.wake_one()
+    tasks[1].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert woken == ["first"]
+    assert not len(idle)

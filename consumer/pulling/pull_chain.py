@@ -1,0 +1,113 @@
+"""Pulls of a partition one after another, each sent where the answer of the one before arrives, without a task.
+
+    task ─▶ PULL ─▶ answer: plain? ─ yes ─▶ handed out ─▶ PULL ─▶ …
+      ▲                        │               │ held, full, moved
+      ╰──── no, or an error ───┴───────────────╯
+
+The task of the partition waits meanwhile: it looks at every answer that needs a wait, and at every error.  So a message is
+with a worker a turn of the event loop after its bytes, and the next pull travels while its handler runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+from ...protocol.frames import Answer, Pull
+from ...rpc.client import BrokerClient
+from ...rpc.network import Calling, Channel
+
+CHAINS_MAX = 1_024
+"""Chains of one channel.  Other pulls take turns at the `BrokerClient`; both together stay below a broker's limit."""
+_chains: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
+
+
+class ChainedClient(Protocol):
+    """What a chain needs of its pull client."""
+
+    @property
+    def broker(self) -> BrokerClient:
+        """The client of the partition's broker."""
+        ...
+
+    def pull_request(self) -> Pull:
+        """The next pull."""
+        ...
+
+    def take_at_once(self, answer: Answer, payload: memoryview) -> bool:
+        """Hand out what was pulled; False, and nothing is done, if that needs a wait."""
+        ...
+
+    def may_pull(self) -> bool:
+        """True if nothing has to be waited for before the next pull."""
+        ...
+
+
+class PullChain:
+    """
+    The pulls of one partition.
+
+    Args:
+        timeout_ms: the time for an answer, beyond the wait of the pull.
+    """
+
+    __slots__ = ("_broker", "_calling", "_channel", "_client", "_timeout_ms", "_waiter")
+
+    def __init__(self, client: ChainedClient, *, timeout_ms: int) -> None:
+        self._client = client
+        self._timeout_ms = timeout_ms
+        self._waiter: asyncio.Future[tuple[Answer, memoryview] | None] | None = None
+        """Of the task, while a chain runs."""
+        self._broker: BrokerClient | None = None
+        self._channel: Channel | None = None
+        self._calling: Calling | None = None
+
+    async def run(self) -> tuple[Answer, memoryview] | None:
+        """
+        Pull until something has to be waited for.
+
+        Returns:
+            An answer that was not taken; None: every answer was, and there is something to wait for before the next pull.
+
+        Raises:
+            KeylaneError: as of a call to a broker, or of a batch that cannot be opened.
+        """
+        broker, request = self._client.broker, self._client.pull_request()
+        channel = await broker.channel()
+        if _chains.get(channel, 0) >= CHAINS_MAX:
+            return await broker.call(request, wait_ms=request.wait_ms)
+        _chains[channel] = _chains.get(channel, 0) + 1
+        self._broker, self._channel = broker, channel
+        waiter: asyncio.Future[tuple[Answer, memoryview] | None]
+        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        try:
+            self._send(channel, request)
+            return await waiter
+        finally:
+            _chains[channel] -= 1
+            calling, self._calling = self._calling, None
+            self._waiter = self._broker = self._channel = None
+            if calling is not None:
+                calling.cancel()
+
+    def _send(self, channel: Channel, request: Pull) -> None:
+        timeout_ms = self._timeout_ms + request.wait_ms
+        self._calling = channel.begin(request, timeout_ms=timeout_ms, on_answer=self._answered)
+
+    def _answered(self, calling: Calling) -> None:
+        waiter, channel = self._waiter, self._channel
+        if waiter is None or channel is None or waiter.done():
+            return
+        try:
+            answer, payload = calling.result()
+            client = self._client
+            if not client.take_at_once(answer, payload):
+                waiter.set_result((answer, payload))
+            elif client.broker is self._broker and not channel.closed and client.may_pull():
+                self._send(channel, client.pull_request())
+            else:
+                waiter.set_result(None)
+        except Exception as error:  # noqa: BLE001 - the task decides
+            waiter.set_exception(error)
+            waiter.exception()  # marks it as retrieved: the task may have been cancelled

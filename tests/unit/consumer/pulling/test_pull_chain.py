@@ -1,0 +1,135 @@
+"""When a pull client pulls where an answer arrives, and when it leaves the answer to its task."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from keylane.consumer import ConsumerSettings
+from keylane.consumer.pulling import pull_chain
+from keylane.consumer.pulling.pull_client import PullClient
+from keylane.protocol.errors import OutcomeUnknownError
+from keylane.protocol.frames import Acquire, Acquired, Batches, Pull, Request
+from keylane.rpc.network import Call, Calling, OnAnswer
+from support.cluster import eventually
+from support.pulling import FAST, NotingOwner, ScriptedBroker, opened, stored
+
+SETTINGS = ConsumerSettings(backoff=FAST, buffer_messages=4)
+
+
+class OpenChannel:
+    """Keeps its calls until the test answers them."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Pull, Call]] = []
+
+    def begin(
+        self,
+        request: Pull,
+        payload: bytes = b"",
+        *,
+        timeout_ms: int,
+        on_answer: OnAnswer | None = None,
+    ) -> Calling:
+        future = asyncio.get_running_loop().create_future()
+        self.calls.append((request, Call(future, on_answer, type(request), timeout_ms)))
+        return future
+
+    def answer(self) -> None:
+        """Answer the last pull with two messages."""
+        pull, call = self.calls[-1]
+        end = pull.offset + 2
+        call.answered((Batches(0, 1_000, end, False), stored(pull.offset)))
+
+
+class HeldBroker(ScriptedBroker):
+    """Its pulls are answered by the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = OpenChannel()
+
+    async def channel(self) -> Any:
+        return self.held
+
+    async def call(self, request: Request, payload: bytes = b"", *, wait_ms: int = 0):
+        if isinstance(request, Acquire):
+            return Acquired(0, (), 1_000, False), b""
+        return await super().call(request, payload, wait_ms=wait_ms)
+
+
+async def test_next_pull_is_sent_where_the_answer_arrives():
+    """Messages are handed out, and the pull behind them is under way, before the event loop turns."""
+    broker, owner = HeldBroker(), NotingOwner()
+    async with opened(PullClient, broker, owner, SETTINGS):
+        await eventually(lambda: broker.held.calls)
+        broker.held.answer()
+        assert [message.offset for message in owner.messages] == [0, 1]
+        assert [pull.offset for pull, _ in broker.held.calls] == [0, 2]
+
+
+async def test_pull_waits_for_handlers_when_the_buffer_is_full():
+    broker, owner = HeldBroker(), NotingOwner()
+    async with opened(PullClient, broker, owner, SETTINGS) as client:
+        await eventually(lambda: broker.held.calls)
+        broker.held.answer()
+        broker.held.answer()
+        await asyncio.sleep(0.01)
+        assert len(owner.messages) == 4
+        assert len(broker.held.calls) == 2
+        assert client.waiting_for == "handlers"
+        for message in owner.messages:
+            client.done(message.offset)
+        await eventually(lambda: len(broker.held.calls) == 3)
+        assert broker.held.calls[-1][0].offset == 4
+
+
+async def test_answer_waits_while_the_partition_is_paused():
+    """It is handed out behind the pause, and not before."""
+    broker, owner = HeldBroker(), NotingOwner()
+    async with opened(PullClient, broker, owner, SETTINGS) as client:
+        await eventually(lambda: broker.held.calls)
+        client.gate.hold("resume")
+        broker.held.answer()
+        await asyncio.sleep(0.01)
+        assert owner.messages == []
+        client.gate.let_go("resume")
+        await eventually(lambda: len(owner.messages) == 2)
+
+
+async def test_answer_to_a_stopped_client_is_left():
+    broker, owner = HeldBroker(), NotingOwner()
+    async with opened(PullClient, broker, owner, SETTINGS) as client:
+        await eventually(lambda: broker.held.calls)
+        client.stop()
+        broker.held.answer()
+        assert owner.messages == []
+        assert len(broker.held.calls) == 1
+
+
+async def test_fence_is_raised_again_when_a_later_pull_of_a_chain_fails():
+    broker, owner = HeldBroker(), NotingOwner()
+    async with opened(PullClient, broker, owner, SETTINGS):
+        await eventually(lambda: broker.held.calls)
+        broker.held.answer()
+        broker.held.calls[-1][1].failed(OutcomeUnknownError())
+        await eventually(lambda: len(broker.held.calls) == 3)
+        assert broker.held.calls[-1][0].offset == 2
+        broker.held.answer()
+        assert [message.offset for message in owner.messages] == [0, 1, 2, 3]
+
+
+async def test_pull_takes_its_turn_when_a_channel_has_many_chains(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """It is a call of the broker's client, which limits them."""
+    monkeypatch.setattr(pull_chain, "CHAINS_MAX", 0)
+    broker, owner = HeldBroker(), NotingOwner()
+    async with opened(PullClient, broker, owner, SETTINGS):
+        await eventually(lambda: len(owner.messages) == 2)
+        assert broker.held.calls == []
+        assert [pull.offset for pull in broker.asked(Pull)][:1] == [0]
