@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 import keylane.arrow
-from keylane.arrow import snapshot
 from keylane.protocol.errors import (
     ConfigError,
     DataLossError,
@@ -135,7 +134,7 @@ def test_reader_raises_the_error_of_the_read(filled):
 )
 def test_arguments_that_cannot_be_are_told_by_the_call(filled, monkeypatch, arguments, error, text):
     """A typed error that names the argument, before anything is read."""
-    monkeypatch.setattr(snapshot, "META_RETRY_S", 0.5)
+    monkeypatch.setattr("keylane.arrow.snapshot.META_RETRY_S", 0.5)
     with pytest.raises(error, match=text):
         keylane.arrow.read(**{"meta": filled.address, "subject": "flights"} | arguments)
     assert filled.reads == []
