@@ -31,7 +31,7 @@ from ...protocol.errors import (
 from ...protocol.groups import GroupStart
 from ...protocol.ids import SessionId, check_name
 from ...protocol.routing import OrderStrategy
-from ..cluster.heard import mark_unsettled
+from ..cluster.heard import Announcement, mark_unsettled, unheard_partitions
 from ..cluster.removals import removals_left, was_deleted
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import open_subject_row
@@ -59,6 +59,8 @@ class SessionRow:
     """It was asked to hand a lease over and has not released it; set by `renew_sessions` only."""
     new_group: bool = False
     """Its group began with it; set by `join_group` only."""
+    unheard: tuple[Announcement, ...] = ()
+    """Of a new group: the partitions whose brokers have to be told of it; set by `join_group` only."""
     start: GroupStart | None = None
     """Where its group has begun; set by `join_group` only."""
     replaced: tuple[SessionId, ...] = ()
@@ -169,6 +171,8 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         grants_version=group.version + 1,
         suspended=ask.suspended,
         new_group=new_group,
+        # In the durable transaction that makes the group: after a crash no broker has a group that SQL lacks.
+        unheard=tuple(unheard_partitions(connection, group_id=group_id)) if new_group else (),
         start=start,
         replaced=replaced,
         order_strategy=subject.order_strategy,
