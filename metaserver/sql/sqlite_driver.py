@@ -101,7 +101,8 @@ class SqliteTransactions:
                 opened = ThreadedConnection(self._connect, CHUNK_ROWS)
                 # As in SQLAlchemy: an open connection does not keep the process alive.
                 opened._thread.daemon = True
-                self._connection = await opened
+                await opened
+                self._connection = opened
             return self._connection
 
     def _connect(self) -> sqlite3.Connection:
