@@ -28,7 +28,7 @@ from ..sql.schema import accepted_folders, brokers, drained, groups, heard, part
 from .subjects import SERVED
 
 PARTITIONS_MAX = 1_024
-"""Brokers are told of at most so many at once."""
+"""Brokers are told of at most this number at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ SESSION = "a" * 16
 PARTITIONS = 4
 
 
-class Cluster:
+class JoinedSubject:
     """A metaserver, and a broker with one subject."""
 
     def __init__(self, meta: MetaClient, broker: HostingBroker) -> None:
@@ -36,7 +36,7 @@ class Cluster:
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+async def cluster(tmp_path: Path) -> AsyncIterator[JoinedSubject]:
     settings = MetaserverSettings(
         data=tmp_path, port=0, poll_ms=60_000, expire_ms=600_000, broker_ttl_ms=600_000
     )
@@ -50,11 +50,11 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
         stack.push_async_callback(broker.stop)
         await broker.report(meta)
         await meta.create_subject(CreateSubject(subject="s", partitions=PARTITIONS))
-        yield Cluster(meta, broker)
+        yield JoinedSubject(meta, broker)
 
 
 async def test_first_join_of_a_group_takes_two_commits(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: JoinedSubject, monkeypatch: pytest.MonkeyPatch
 ):
     """One makes the session and its group, one notes what brokers have answered and grants."""
     written: list[str] = []
@@ -72,7 +72,7 @@ async def test_first_join_of_a_group_takes_two_commits(
     assert cluster.broker.known == {key: {"g"} for key in cluster.broker.hosted}
 
 
-async def test_first_join_grants_nothing_that_its_broker_refuses_to_know(cluster: Cluster):
+async def test_first_join_grants_nothing_that_its_broker_refuses_to_know(cluster: JoinedSubject):
     """The join is answered all the same, by a settlement of its own."""
     cluster.broker.deaf = True
     assert await cluster.granted(SESSION) == 0
@@ -81,7 +81,7 @@ async def test_first_join_grants_nothing_that_its_broker_refuses_to_know(cluster
 
 @pytest.mark.parametrize("page", [1, 2, 3, PARTITIONS, PARTITIONS + 1])
 async def test_first_join_is_granted_every_page_of_partitions(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, page: int
+    cluster: JoinedSubject, monkeypatch: pytest.MonkeyPatch, page: int
 ):
     """Whatever the number of partitions that brokers are told of at once, all are told before the answer."""
     monkeypatch.setattr(heard, "PARTITIONS_MAX", page)
