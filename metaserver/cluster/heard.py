@@ -27,6 +27,9 @@ from ..sql.dialect import insert_new, now_ms
 from ..sql.schema import accepted_folders, brokers, drained, groups, heard, partitions, subjects
 from .subjects import SERVED
 
+PARTITIONS_MAX = 1_024
+"""Brokers are told of at most this number at once."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
@@ -89,17 +92,18 @@ def untold_groups(connection: Connection) -> int:
 
 
 def unheard_partitions(
-    connection: Connection, *, limit: int, after: int = 0, group_id: int | None = None
+    connection: Connection, *, after: int = 0, group_id: int | None = None
 ) -> list[Announcement]:
     """
     Return partitions on live brokers that do not know one of their groups, each with all of its groups, by id.
 
+    There are at most `PARTITIONS_MAX`; a caller goes on after them, whether they were told or not.
+
     Args:
-        limit: the largest number of partitions.
         after: only partitions with higher ids.
         group_id: only partitions whose brokers do not know this group.
     """
-    which: dict[str, Any] = {"after": after, "most": limit}
+    which: dict[str, Any] = {"after": after, "most": PARTITIONS_MAX}
     if group_id is None:
         ids = connection.execute(_unheard, which)
     else:
@@ -107,10 +111,10 @@ def unheard_partitions(
     return read_announcements(connection, ids.scalars().all())
 
 
-def begin_announcement(connection: Connection, group_id: int, *, limit: int) -> list[Announcement]:
+def begin_announcement(connection: Connection, group_id: int) -> list[Announcement]:
     """As `unheard_partitions` of one group, in a durable write: after a crash no broker has a group that SQL lacks."""
     mark_unsettled(connection, group_id)
-    return unheard_partitions(connection, limit=limit, group_id=group_id)
+    return unheard_partitions(connection, group_id=group_id)
 
 
 _told = (

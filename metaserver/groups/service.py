@@ -16,6 +16,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+
+from sqlalchemy.engine import Connection
 
 from ...protocol.control import (
     Done,
@@ -33,6 +36,7 @@ from ...protocol.control import (
 from ...protocol.errors import InvalidRequestError, KeylaneError, SessionUnknownError
 from ...protocol.groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
 from ...protocol.ids import ConsumerGroup, SessionId
+from ..cluster.heard import Announcement
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from ..wakeups import SingleFlight, Waiter, Wakeups
@@ -66,7 +70,17 @@ RENEWED_AT_ONCE_MAX = 1_000
 GRANTS_CACHED_MAX = 20_000
 
 
-async def _announce_later(_group_id: int) -> None:
+Announce = Callable[
+    [int, Sequence[Announcement], Callable[[Connection], Changes]], Awaitable[Changes | None]
+]
+"""As `Announcer.announce`."""
+
+
+async def _announce_later(
+    _group_id: int,
+    _unheard: Sequence[Announcement],
+    _finish: Callable[[Connection], Changes],
+) -> None:
     """Leave the group to the periodic announcements."""
 
 
@@ -91,14 +105,14 @@ class GroupService:
         database: Database,
         settings: MetaserverSettings,
         *,
-        announce: Callable[[int], Awaitable[None]] = _announce_later,
+        announce: Announce = _announce_later,
         begin: Callable[[str, str, CreateGroup], Awaitable[None]] = _begin_nothing,
     ) -> None:
         """
         Make the service.
 
         Args:
-            announce: tells the brokers of its subject of a new group, by its id.
+            announce: tells the brokers of its subject of a new group, and settles it with what they answer.
             begin: makes a group that does not begin at the earliest message, unless it exists.
         """
         self._announce = announce
@@ -142,9 +156,14 @@ class GroupService:
             await self._begin(ask.subject, ask.group, making)
         row = await self._database.write(join_group, ask, sessions_max=self._settings.sessions_max)
         self.end_sessions(row.replaced, why="a process with its instance name was started")
+        changes = None
         if row.new_group:
-            await self._announce(row.group_id)
-        await self.settle(row.group_id)
+            settled = partial(settle_group, group_id=row.group_id)
+            changes = await self._announce(row.group_id, row.unheard, settled)
+        if changes is None:
+            await self.settle(row.group_id)
+        else:
+            self._notify(changes)
         longest = self._settings.heartbeat_ms_max
         return Joined(
             ttl_ms=row.ttl_ms,

@@ -31,7 +31,7 @@ from ...protocol.errors import (
 from ...protocol.groups import GroupStart
 from ...protocol.ids import SessionId, check_name
 from ...protocol.routing import OrderStrategy
-from ..cluster.heard import mark_unsettled
+from ..cluster.heard import Announcement, mark_unsettled, unheard_partitions
 from ..cluster.removals import removals_left, was_deleted
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import open_subject_row
@@ -59,6 +59,8 @@ class SessionRow:
     """It was asked to hand a lease over and has not released it; set by `renew_sessions` only."""
     new_group: bool = False
     """Its group began with it; set by `join_group` only."""
+    unheard: tuple[Announcement, ...] = ()
+    """Of a new group: the partitions whose brokers have to be told of it; set by `join_group` only."""
     start: GroupStart | None = None
     """Where its group has begun; set by `join_group` only."""
     replaced: tuple[SessionId, ...] = ()
@@ -146,8 +148,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         end_sessions(connection, [SessionId(ask.session)])
     replaced, predecessors = _replace_instance(connection, group_id, ask)
     _check_filter(connection, group_id, ask)
-    if connection.execute(_members, {"of_group": group_id}).scalar_one() >= sessions_max:
-        raise OverloadedError("too many consumers in this group", limit=sessions_max)
+    _check_room(connection, group_id, sessions_max)
     row = {
         "session": ask.session,
         "group_id": group_id,
@@ -169,10 +170,22 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         grants_version=group.version + 1,
         suspended=ask.suspended,
         new_group=new_group,
+        unheard=_unheard(connection, group_id) if new_group else (),
         start=start,
         replaced=replaced,
         order_strategy=subject.order_strategy,
     )
+
+
+def _check_room(connection: Connection, group_id: int, sessions_max: int) -> None:
+    """Raises OverloadedError."""
+    if connection.execute(_members, {"of_group": group_id}).scalar_one() >= sessions_max:
+        raise OverloadedError("too many consumers in this group", limit=sessions_max)
+
+
+def _unheard(connection: Connection, group_id: int) -> tuple[Announcement, ...]:
+    """Read in the durable transaction that makes the group: after a crash no broker has a group that SQL lacks."""
+    return tuple(unheard_partitions(connection, group_id=group_id))
 
 
 _of_instance = sa.select(

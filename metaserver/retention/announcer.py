@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from sqlalchemy.engine import Connection
 
 from ...protocol.errors import (
     ForeignServerError,
@@ -24,6 +27,7 @@ from ...protocol.progress import KnowGroups
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
 from ..catalogue.service import HOSTED_AT_ONCE_MAX, Catalogue
+from ..cluster import heard
 from ..cluster.heard import (
     Announcement,
     begin_announcement,
@@ -37,12 +41,11 @@ from ..settings import MetaserverSettings
 from ..sql.database import Database
 from ..sql.duties import take_duty
 
+T = TypeVar("T")
 log = logging.getLogger("keylane.metaserver")
 
 DUTY = "announce"
 CALL_TIMEOUT_MS = 2_000
-PARTITIONS_MAX = 1_024
-"""In one round; the next round continues after them, whether they were told or not."""
 
 
 class Announcer:
@@ -67,17 +70,34 @@ class Announcer:
         self._next_run = 0.0
         """By the clock of the event loop: a broker that refused is not asked again at once."""
 
-    async def announce(self, group_id: int) -> None:
-        """Tell every broker that answers of a new group.  Raises StorageError."""
-        unheard = await self._database.write(begin_announcement, group_id, limit=PARTITIONS_MAX)
-        while unheard:
+    async def announce(
+        self,
+        group_id: int,
+        unheard: Sequence[Announcement] | None = None,
+        finish: Callable[[Connection], T] | None = None,
+    ) -> T | None:
+        """
+        Tell every broker that answers of a new group.
+
+        Args:
+            unheard: what `unheard_partitions` returned in the durable transaction that made the group; None: not read.
+            finish: done in the transaction that notes the last answers.
+
+        Returns:
+            What `finish` returned; None: it was not done, because no broker has answered.
+
+        Raises:
+            StorageError
+        """
+        if unheard is None:
+            unheard = await self._database.write(begin_announcement, group_id)
+        while len(unheard) >= heard.PARTITIONS_MAX:
             await self._tell_all(unheard)
             unheard = await self._database.read(
-                unheard_partitions,
-                limit=PARTITIONS_MAX,
-                after=unheard[-1].partition_id,
-                group_id=group_id,
+                unheard_partitions, after=unheard[-1].partition_id, group_id=group_id
             )
+        told = await self._tell_each(unheard)
+        return await self._database.write(_note_and_finish, told, finish) if told else None
 
     async def run_once(self) -> int:
         """Tell brokers what they miss; returns the number of partitions that were told.  Raises StorageError."""
@@ -93,9 +113,7 @@ class Announcer:
             return told
         self._next_run = now + self._pause_s
         after = 0
-        while unheard := await self._database.read(
-            unheard_partitions, limit=PARTITIONS_MAX, after=after
-        ):
+        while unheard := await self._database.read(unheard_partitions, after=after):
             told += await self._tell_all(unheard)
             after = unheard[-1].partition_id
         await self._database.write(mark_told)
@@ -103,18 +121,22 @@ class Announcer:
 
     async def _tell_all(self, announcements: Sequence[Announcement]) -> int:
         """Tell brokers and note what they know; returns the number of partitions that were told."""
+        told = await self._tell_each(announcements)
+        if told:
+            await self._database.write(note_heard, told)
+        return len(told)
+
+    async def _tell_each(self, announcements: Sequence[Announcement]) -> list[Announcement]:
+        """Tell brokers; returns the announcements that have arrived."""
         silent: set[str] = set()
         answers = await asyncio.gather(
             *(self._tell(announcement, silent) for announcement in announcements)
         )
-        told = [
+        return [
             announcement
             for announcement, known in zip(announcements, answers, strict=True)
             if known
         ]
-        if told:
-            await self._database.write(note_heard, told)
-        return len(told)
 
     async def _tell(self, announcement: Announcement, silent: set[str]) -> bool:
         """Tell a broker; returns whether it has answered.  `silent`: addresses without an answer in this round."""
@@ -137,3 +159,12 @@ class Announcer:
                 log.info("partition %d: %s", announcement.partition_id, error.message)
                 return False
         return True
+
+
+def _note_and_finish(
+    connection: Connection,
+    told: Sequence[Announcement],
+    finish: Callable[[Connection], T] | None,
+) -> T | None:
+    note_heard(connection, told)
+    return None if finish is None else finish(connection)

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from ...protocol.clock import Clock
 from ...protocol.errors import ConfigError, DataFolderError
@@ -33,8 +32,7 @@ from .cluster_facts import open_cluster
 from .dialect import BUSY_MS, prepare_sqlite
 from .group_write import GroupWriter
 from .postgres import PostgresDatabase
-from .sqlite_driver import open_connection
-from .transactions import TransactionRunner, run_transaction
+from .sqlite_driver import SqliteTransactions
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,14 +77,16 @@ class SqliteDatabase:
 
     name = "sqlite"
 
-    def __init__(self, write: AsyncEngine, renew: AsyncEngine, read: AsyncEngine) -> None:
+    def __init__(
+        self,
+        write: SqliteTransactions,
+        renew: SqliteTransactions,
+        reads: Sequence[SqliteTransactions],
+    ) -> None:
         self._write = write
         self._renew = renew
-        self._read = read
-        self._reads = TransactionRunner()
-        self._writer = GroupWriter(
-            lambda work, durable: run_transaction(write if durable else renew, work)
-        )
+        self._reads = reads
+        self._writer = GroupWriter(lambda work, durable: (write if durable else renew).run(work))
         self._file: tuple[Path, int] | None = None
         """The file and its inode, once it is open."""
 
@@ -136,14 +136,18 @@ class SqliteDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.read`."""
-        return await self._reads.run(self._read, work, *args, **kwargs)
+        reader = min(self._reads, key=_pending)
+        return await reader.run(work, *args, **kwargs)
 
     async def close(self) -> None:
         """Close every connection, after the transactions that run."""
         await self._writer.close()
-        await self._reads.close()
-        for engine in (self._write, self._renew, self._read):
-            await engine.dispose()
+        for transactions in (self._write, self._renew, *self._reads):
+            await transactions.close()
+
+
+def _pending(reader: SqliteTransactions) -> int:
+    return reader.pending
 
 
 SqlDatabase = SqliteDatabase | PostgresDatabase
@@ -244,12 +248,8 @@ async def _set_write_ahead(path: str) -> None:
 def _engines(url: URL, clock: Clock, *, broker_ttl_ms: int) -> SqlDatabase:
     if url.get_backend_name() == "postgresql":
         return PostgresDatabase(url, clock, broker_ttl_ms=broker_ttl_ms)
-    connect = partial(open_connection, url.database or "")
-    engine = partial(create_async_engine, url, max_overflow=0, async_creator=connect)
-    write = engine(pool_size=1)
-    renew = engine(pool_size=1)
-    read = engine(pool_size=READERS)
-    prepare_sqlite(write.sync_engine, clock)
-    prepare_sqlite(renew.sync_engine, clock, durable=False)
-    prepare_sqlite(read.sync_engine, clock, reads=True)
-    return SqliteDatabase(write, renew, read)
+    write = SqliteTransactions(url, partial(prepare_sqlite, clock=clock))
+    renew = SqliteTransactions(url, partial(prepare_sqlite, clock=clock, durable=False))
+    prepare_reader = partial(prepare_sqlite, clock=clock, reads=True)
+    reads = [SqliteTransactions(url, prepare_reader) for _ in range(READERS)]
+    return SqliteDatabase(write, renew, reads)

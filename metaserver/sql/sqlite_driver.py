@@ -1,68 +1,129 @@
-"""aiosqlite with fewer hops: a statement crosses to the connection's thread and back once, not four times.
+"""SQLite through aiosqlite, a transaction at a time: all of it runs in the thread that aiosqlite has for its connection.
 
-Each hop waits for a thread on a busy machine, and a transaction has a dozen statements; hand-overs wait for them.
+    aiosqlite under SQLAlchemy's asyncio     begin ⇄   each statement ⇄ ⇄ ⇄ ⇄   commit ⇄
+    here                                     begin, all statements, commit ⇄
 
-    aiosqlite     make cursor ⇄   execute ⇄   fetch all ⇄   close ⇄
-    here          execute and fetch all ⇄
+Each hop waits for a thread on a busy machine, and a transaction has a dozen statements; the event loop does other work
+meanwhile.  Work gets a connection and values, and touches nothing else: it runs beside the event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import aiosqlite
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, Connection
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import StaticPool
 
+from .transactions import CLOSE_S, ending_error, storage_error
+
+P = ParamSpec("P")
+T = TypeVar("T")
 CHUNK_ROWS = 64
 """A parameter of aiosqlite for iteration, which is not used here."""
 
 
-class _Cursor(aiosqlite.Cursor):
-    """A cursor that fetches all rows with the execution; it is made and closed without a hop."""
+class ThreadedConnection(aiosqlite.Connection):
+    """A connection of aiosqlite, whose thread runs whole functions too."""
 
-    _rows: list[Any]
+    async def run(self, function: Callable[[], T]) -> T:
+        """Return what `function` returns, called in the connection's thread; it is not cancelled with its caller."""
+        answer: T = await self._execute(function)  # type: ignore[no-untyped-call]
+        return answer
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def execute(self, sql: str, parameters: Iterable[Any] | None = None) -> Self:
-        self._rows = await self._execute(self._run, sql, parameters or ())  # type: ignore[no-untyped-call]
-        return self
+class SqliteTransactions:
+    """
+    Transactions on one connection, one after another, in the order of the calls.
 
-    def _run(self, sql: str, parameters: Iterable[Any]) -> list[Any]:
-        cursor = self._cursor.execute(sql, parameters)  # type: ignore[arg-type]
-        return [] if cursor.description is None else cursor.fetchall()
+    Args:
+        prepare: sets up the engine before its first transaction.
+    """
 
-    async def fetchall(self) -> list[Any]:
-        rows, self._rows = self._rows, []
-        return rows
+    def __init__(self, url: URL, prepare: Callable[[sa.Engine], None]) -> None:
+        self._url = url
+        self.engine = sa.create_engine(
+            url.set(drivername="sqlite"), creator=self._raw, poolclass=StaticPool
+        )
+        """Used in the connection's thread alone; sqlite3 refuses another one."""
+        prepare(self.engine)
+        self._connection: ThreadedConnection | None = None
+        self._sqlite: sqlite3.Connection | None = None
+        self._opening = asyncio.Lock()
+        self._closed = False
+        self.pending = 0
+        """Transactions that were asked for and have not ended."""
+
+    async def run(
+        self,
+        work: Callable[Concatenate[Connection, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """
+        Return what `work` returns in a transaction.  A caller that is cancelled does not cancel the transaction.
+
+        Raises:
+            What `work` raises, and StorageError.
+        """
+        if self._closed:
+            raise ending_error()
+        self.pending += 1
+        try:
+            connection = self._connection or await self._open()
+            return await connection.run(partial(self._transact, work, *args, **kwargs))
+        except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+            raise storage_error(error, self._url) from error
+        finally:
+            self.pending -= 1
+
+    def _transact(
+        self,
+        work: Callable[Concatenate[Connection, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """In the connection's thread."""
+        with self.engine.begin() as connection:
+            return work(connection, *args, **kwargs)
+
+    async def _open(self) -> ThreadedConnection:
+        async with self._opening:
+            if self._closed:
+                raise ending_error()
+            if self._connection is None:
+                opened = ThreadedConnection(self._connect, CHUNK_ROWS)
+                # As in SQLAlchemy: an open connection does not keep the process alive.
+                opened._thread.daemon = True
+                await opened
+                self._connection = opened
+            return self._connection
+
+    def _connect(self) -> sqlite3.Connection:
+        """In the connection's thread."""
+        self._sqlite = sqlite3.connect(self._url.database or "")
+        return self._sqlite
+
+    def _raw(self) -> Any:
+        assert self._sqlite is not None
+        return self._sqlite
 
     async def close(self) -> None:
-        self._cursor.close()
-
-
-class FewHopsConnection(aiosqlite.Connection):
-    """A connection for SQLAlchemy, which uses cursors in one way only: execute, fetch all, close."""
-
-    def cursor(self) -> _Cursor:  # type: ignore[override]  # aiosqlite's is awaited or entered, this one entered
-        """Make a cursor; enter it before use."""
-        return _Cursor(self, self._conn.cursor())
-
-    async def rollback(self) -> None:
-        """Roll back the transaction, if there is one; the pool calls this for every returned connection."""
-        if self._conn.in_transaction:
-            await super().rollback()
-
-
-async def open_connection(database: str) -> FewHopsConnection:
-    """Open an SQLite file, for `create_async_engine(async_creator=…)`."""
-    # Used by one thread at a time: the connection's own, or the event loop while that one is idle.
-    connector = partial(sqlite3.connect, database, check_same_thread=False)
-    connection = FewHopsConnection(connector, CHUNK_ROWS)
-    connection._thread.daemon = (
-        True  # as in SQLAlchemy: an open connection does not keep the process alive
-    )
-    await connection
-    return connection
+        """Refuse new transactions; wait for those that run, interrupt them when they take long; close the connection."""
+        self._closed = True
+        async with self._opening:
+            connection, self._connection = self._connection, None
+            if connection is None:
+                return
+            ending = asyncio.ensure_future(connection.run(self.engine.dispose))
+            done, _ = await asyncio.wait([ending], timeout=CLOSE_S)
+            if not done:
+                await connection.interrupt()
+                await asyncio.wait([ending])
+            await connection.close()

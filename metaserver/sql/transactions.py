@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import URL, Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -75,9 +75,9 @@ async def run_transaction(
                 return await connection.run_sync(work, *args, **kwargs)
         except DBAPIError as error:
             if not left or getattr(error.orig, "sqlstate", None) not in _RETRY_STATES:
-                raise storage_error(error, engine) from error
+                raise storage_error(error, engine.url) from error
         except (SQLAlchemyError, OSError) as error:
-            raise storage_error(error, engine) from error
+            raise storage_error(error, engine.url) from error
     raise AssertionError("unreachable")
 
 
@@ -86,10 +86,10 @@ def ending_error() -> StorageError:
     return StorageError("the metaserver is ending; ask another, or again", operation="query")
 
 
-def storage_error(error: Exception, engine: AsyncEngine) -> StorageError:
+def storage_error(error: Exception, url: URL) -> StorageError:
     """The StorageError for an error of the driver; its message says what to do."""
     said = str(getattr(error, "orig", None) or error).splitlines()[0]
-    where = engine.url.render_as_string(hide_password=True)
+    where = url.render_as_string(hide_password=True)
     if "unable to open" in said or "readonly" in said or "not a database" in said:
         return DataFolderError(
             f"cannot use the database {where}: {said}; give a folder this user may write, "

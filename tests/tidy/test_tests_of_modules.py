@@ -126,7 +126,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/arrow/test_json_values.py": "json_schema",
         "unit/arrow/test_rows.py": "columns",
         "unit/arrow/test_planner.py": "loss",
-        "unit/spark/test_source.py": "task_reader",
+        "unit/spark/test_source.py": "snapshot task_reader",
     },
     "consumer": {
         "integration/consumers/test_consumer.py": "client",

@@ -57,7 +57,7 @@ class TwoMetaservers:
         self.database = Watched(database)
         self.here = GroupService(self.database, settings)  # type: ignore[arg-type]
 
-        async def announce(group_id: int) -> None:
+        async def announce(group_id: int, *_more: object) -> None:
             await database.write(hear, group_id)
 
         self.elsewhere = GroupService(database, settings, announce=announce)

@@ -62,7 +62,7 @@ async def test_waiting_works_share_a_transaction(
         nonlocal commits
         commits += 1
 
-    sa.event.listen(database._write.sync_engine, "commit", count)  # type: ignore[union-attr]
+    sa.event.listen(database._write.engine, "commit", count)  # type: ignore[union-attr]
     await asyncio.gather(*(database.write(store, f"fact-{index}") for index in range(100)))
     assert commits <= 3
 

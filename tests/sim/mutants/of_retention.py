@@ -47,7 +47,7 @@ def granted_counts_as_heard(patches: Patches) -> None:
         insert_new(connection, heard, [dict(row._mapping) for row in connection.execute(granted)])
         return changes
 
-    async def nothing(self: Any, group_id: int) -> None:
+    async def nothing(self: Any, group_id: int, *_more: Any) -> None:
         return None
 
     real_readable = patches.set(lease_rows, "readable_partitions", readable)

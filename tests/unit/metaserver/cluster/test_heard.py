@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
+from keylane.metaserver.cluster import heard as hearing
 from keylane.metaserver.cluster.heard import (
     mark_told,
     note_heard,
@@ -45,7 +46,7 @@ class Groups(Rows):
         return [grant.partition.partition_id for grant in grants]
 
     def told(self, **which) -> list[tuple[int, tuple[str, ...]]]:
-        unheard = self.run(unheard_partitions, limit=99, **which)
+        unheard = self.run(unheard_partitions, **which)
         return [
             (partition.partition_id, tuple(name for _, name in partition.groups))
             for partition in unheard
@@ -103,7 +104,7 @@ def test_silent_brokers_are_told_when_they_are_back():
     assert rows.run(untold_groups) == 0
 
 
-def test_unheard_partitions_come_in_pages():
+def test_unheard_partitions_come_in_pages(monkeypatch):
     """Each is on one page, in order, with every group of its subject, known ones too."""
     rows = Groups()
     for name in "abc":
@@ -111,8 +112,9 @@ def test_unheard_partitions_come_in_pages():
     rows.hear(2)
     every = [(partition_id, ("a", "b", "c")) for partition_id in (1, 3, 4)]
     for limit in (1, 2, 3, 9):
+        monkeypatch.setattr(hearing, "PARTITIONS_MAX", limit)
         unheard, after = [], 0
-        while page := rows.run(unheard_partitions, limit=limit, after=after):
+        while page := rows.run(unheard_partitions, after=after):
             assert len(page) <= limit
             unheard += [
                 (partition.partition_id, tuple(name for _, name in partition.groups))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from keylane.metaserver.sql.database import open_database
-from keylane.metaserver.sql.sqlite_driver import FewHopsConnection
+from keylane.metaserver.sql.sqlite_driver import ThreadedConnection
 from keylane.protocol.errors import StorageError
 from sim.machines.clock import ManualClock
 
@@ -25,13 +28,13 @@ async def database(tmp_path):
 def hops(monkeypatch):
     """Counts the hops to a connection's thread."""
     seen = []
-    real = FewHopsConnection._execute
+    real = ThreadedConnection._execute
 
     async def counted(self, function, *args, **kwargs):
         seen.append(function)
         return await real(self, function, *args, **kwargs)
 
-    monkeypatch.setattr(FewHopsConnection, "_execute", counted)
+    monkeypatch.setattr(ThreadedConnection, "_execute", counted)
     return seen
 
 
@@ -46,10 +49,10 @@ def _fill(connection):
     return [dict(row) for row in rows]
 
 
-async def test_statement_takes_one_hop(database, hops):
-    """Two statements in a transaction: begin, both, commit, and no further hop."""
+async def test_transaction_takes_one_hop(database, hops):
+    """Begin, two statements and commit."""
     assert await database.write(_fill) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
-    assert len(hops) == 4
+    assert len(hops) == 1
 
 
 async def test_failed_transaction_is_rolled_back(database):
@@ -70,7 +73,7 @@ async def test_failed_transaction_is_rolled_back(database):
 
 
 async def test_statement_takes_many_rows(database):
-    """Statements with many parameter sets and results of many rows take one hop too."""
+    """Statements with many parameter sets and results of many rows are whole."""
     rows = [{"a": number, "b": str(number)} for number in range(1000)]
 
     def fill(connection):
@@ -81,3 +84,60 @@ async def test_statement_takes_many_rows(database):
         lambda connection: connection.execute(sa.text("SELECT a, b FROM t")).all()
     )
     assert [tuple(row) for row in answers] == [(row["a"], row["b"]) for row in rows]
+
+
+async def test_transaction_is_done_when_its_caller_is_cancelled(database):
+    """The thread ends what it has begun, and serves the next transaction."""
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(connection):
+        began.set()
+        assert go_on.wait(10)
+        connection.execute(sa.text("INSERT INTO t VALUES (7, 'late')"))
+
+    caller = asyncio.create_task(database.write(slow))
+    await asyncio.to_thread(began.wait, 10)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    go_on.set()
+    answers = database.write(
+        lambda connection: connection.execute(sa.text("SELECT b FROM t")).all()
+    )
+    assert [tuple(row) for row in await answers] == [("late",)]
+
+
+async def test_long_reading_is_interrupted_when_the_database_closes(tmp_path, monkeypatch):
+    """Its caller gets an error; nothing waits for its end."""
+    monkeypatch.setattr("keylane.metaserver.sql.sqlite_driver.CLOSE_S", 0.05)
+    endless = (
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    )
+    async with open_database(
+        folder=tmp_path, url=None, clock=ManualClock(), boot="b", broker_ttl_ms=1
+    ) as opened:
+        reading = asyncio.create_task(
+            opened.read(lambda connection: connection.execute(sa.text(endless)).all())
+        )
+        await asyncio.sleep(0.05)
+    with pytest.raises(StorageError, match="interrupted"):
+        await reading
+    with pytest.raises(StorageError, match="ending"):
+        await opened.read(_make)
+
+
+async def test_reader_that_works_long_keeps_no_other_waiting(database):
+    """A short reading goes to the connection that has less to do."""
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(_connection):
+        began.set()
+        return go_on.wait(10)
+
+    reading = asyncio.create_task(database.read(slow))
+    await asyncio.to_thread(began.wait, 10)
+    for _ in range(3):
+        async with asyncio.timeout(5):
+            await database.read(lambda connection: connection.execute(sa.text("SELECT 1")).all())
+    go_on.set()
+    assert await reading
