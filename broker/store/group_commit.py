@@ -323,9 +323,14 @@ class GroupCommit:
             raise
         if file is None:
             return bool(await self._run_blocking(self._write, plan, units))
-        await quick.sync(file)
+        try:
+            await quick.sync(file)
+        except asyncio.CancelledError:
+            # The file has bytes that nobody will note as durable; nothing may be written behind them.
+            self._failure = FlushFailedError("a commit was cancelled")
+            raise
         self._durations.observe(self._clock.boot_ns() - began_ns)
-        if quick.is_ready():
+        if quick.is_ready() and self._queues.dispatches_in_memory:
             return quick.write(self._end_write, plan, units)
         return bool(await self._run_blocking(self._end_write, plan, units))
 

@@ -39,6 +39,7 @@ class PlaneConnection:
         self.transport = socket.transport
         self.share = room.share()
         self.pulls = 0
+        self._not_begun = 0
         self.others = 0
         """Calls under way that are no pulls."""
         self._freed: asyncio.Future[None] | None = None
@@ -53,11 +54,29 @@ class PlaneConnection:
         """True once the client has told its version, and it fits."""
 
     # ── calls ────────────────────────────────────────────────────────────────────────────────────────
-    def start(self, body: Coroutine[Any, Any, None]) -> None:
-        """Run a task that ends with the connection."""
+    def start(
+        self, body: Coroutine[Any, Any, None], ended: Callable[[], object] | None = None
+    ) -> None:
+        """Run a task that ends with the connection; `ended` is called then, also if it never began."""
         task = asyncio.create_task(body)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if ended is not None:
+            task.add_done_callback(lambda _task: ended())
+
+    def start_answer(self, body: Coroutine[Any, Any, None]) -> None:
+        """Run a task that answers a frame; until it has begun, no later frame is `prompt`."""
+        self._not_begun += 1
+        self.start(self._begin(body))
+
+    async def _begin(self, body: Coroutine[Any, Any, None]) -> None:
+        self._not_begun -= 1
+        await body
+
+    @property
+    def prompt(self) -> bool:
+        """True if the next frame may be answered without a task: none before it waits, and the client reads."""
+        return self.greeted and not self._not_begun and self.socket.writable
 
     async def wait_for_slot(self) -> None:
         """Wait until fewer than IN_FLIGHT_PER_CONNECTION_MAX calls are under way that are no pulls."""
@@ -81,7 +100,7 @@ class PlaneConnection:
     def post(self, parts: Parts, taken: Callable[[], object]) -> None:
         """As `send`, without a wait; `taken` is called when the socket has taken nearly all of it, or is closed."""
         if self._turn.locked() or not self.socket.writable:
-            self.start(self._send_later(parts, taken))
+            self.start(self._send_later(parts), taken)
         elif self.socket.closed or self._refused:
             taken()
         else:
@@ -92,9 +111,9 @@ class PlaneConnection:
         if self.socket.writable:
             taken()
         else:
-            self.start(self._send_later(None, taken))
+            self.start(self._send_later(None), taken)
 
-    async def _send_later(self, parts: Parts | None, taken: Callable[[], object]) -> None:
+    async def _send_later(self, parts: Parts | None) -> None:
         try:
             if parts is None:
                 await self.socket.wait_writable()
@@ -102,8 +121,6 @@ class PlaneConnection:
                 await self.send(parts)
         except (ConnectionError, RuntimeError):
             log.debug("the client left before its answer")
-        finally:
-            taken()
 
     def waiting_s(self, now: float) -> float:
         """Seconds since the client last read something that is ready for it; 0 if nothing is.  Call it often."""
@@ -149,7 +166,7 @@ class PlaneCall:
     """
 
     __slots__ = (
-        "_connection", "_hand_on", "_number", "_on_refusal", "_pull", "_room_bytes", "_wait", "_what",
+        "_connection", "_hand_on", "_kept_bytes", "_number", "_on_refusal", "_pull", "_room_bytes", "_wait", "_what",
     )  # fmt: skip
 
     def __init__(
@@ -169,6 +186,8 @@ class PlaneCall:
         self._on_refusal = on_refusal
         self._pull = pull
         self._room_bytes = 0
+        self._kept_bytes = 0
+        """Of the answer, until the client has taken it."""
         self._wait: asyncio.Future[None] | None = None
         if pull:
             connection.pulls += 1
@@ -194,14 +213,11 @@ class PlaneCall:
         except KeylaneError as error:
             self.refuse(error)
             return
-        self.forget()
-        wanted, self._room_bytes = self._room_bytes, 0
-        if wanted:
-            share, size = self._connection.share, len(data)
-            share.note_size(wanted, size)
-            self._post(parts, lambda: share.free(size))
-        else:
-            self._post(parts, _nothing)
+        if self._room_bytes:
+            self._connection.share.note_size(self._room_bytes, len(data))
+            self._room_bytes = 0
+            self._kept_bytes = len(data)
+        self._post(parts)
 
     def refuse(self, error: BaseException) -> None:
         """See `PromptCall`."""
@@ -209,16 +225,22 @@ class PlaneCall:
         if not isinstance(told, KeylaneError):
             log.error("%s failed", self._what.__name__, exc_info=error)
             told = InternalError()
-        self.forget()
         self._give_room_back()
         self._on_refusal(told)
-        self._post(frame_parts(self._number, refusal(told)), _nothing)
+        self._post(frame_parts(self._number, refusal(told)))
 
-    def _post(self, parts: Parts, taken: Callable[[], object]) -> None:
+    def _post(self, parts: Parts) -> None:
         if self._connection.ended:
-            taken()
+            self._taken()
         else:
-            self._connection.post(parts, taken)
+            self._connection.post(parts, self._taken)
+
+    def _taken(self) -> None:
+        """The client has the answer, or has left."""
+        self.forget()
+        if self._kept_bytes:
+            self._connection.share.free(self._kept_bytes)
+            self._kept_bytes = 0
 
     def hand_on(self, request: Request) -> None:
         """See `PromptCall`."""
@@ -241,6 +263,3 @@ class PlaneCall:
             connection.pulls -= 1
         else:
             connection.free_slot()
-
-
-def _nothing() -> None: ...

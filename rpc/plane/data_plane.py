@@ -155,6 +155,8 @@ class DataPlane:
 
     def _answer_at_once(self, connection: PlaneConnection, data: bytearray) -> bool:
         """Take a frame where it arrives, if it needs no task; False: nothing was done, `_answer_all` has to."""
+        if not connection.prompt:
+            return False
         access = connection.access
         try:
             number, asked, payload = decode_request(data)
@@ -166,7 +168,7 @@ class DataPlane:
             if pull
             else connection.others >= IN_FLIGHT_PER_CONNECTION_MAX
         )
-        if kind not in _PROMPT or full or not connection.greeted:
+        if kind not in _PROMPT or full:
             return False
         if access is not None and not access.passes(asked):
             return False
@@ -219,7 +221,7 @@ class DataPlane:
                 answer = self._answer_other(
                     connection, correlation_id, asked, payload, refused=pull
                 )
-            connection.start(answer)
+            connection.start_answer(answer)
         if connection.socket.problem:
             log.debug("a broken WebSocket: %s", connection.socket.problem)
             self._note(connection, FrameError(f"a broken WebSocket: {connection.socket.problem}"))

@@ -35,8 +35,6 @@ RETAIN_PARTITIONS = 500
 class FileConsumeQueues:
     """See `ConsumeQueues` for the contract."""
 
-    dispatches_in_memory = True
-
     def __init__(self, files: Files) -> None:
         files.make_folder(FOLDER)
         self._blocks = BlockFiles(files)
@@ -58,6 +56,11 @@ class FileConsumeQueues:
     def position(self) -> int:
         """See `ConsumeQueues.position`."""
         return self._position
+
+    @property
+    def dispatches_in_memory(self) -> bool:
+        """See `ConsumeQueues.dispatches_in_memory`."""
+        return not self._guard.locked()
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────────────
     def dispatch(self, units: Sequence[tuple[int, Unit]]) -> None:

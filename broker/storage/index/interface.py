@@ -50,8 +50,10 @@ def unit_of(header: Header) -> Unit:
 class ConsumeQueues(Protocol):
     """The consume queues of all partitions of a broker.  One thread writes, many read; all calls block."""
 
-    dispatches_in_memory: bool
-    """`dispatch` changes memory, and writes a block of a file now and then: it may run on an event loop."""
+    @property
+    def dispatches_in_memory(self) -> bool:
+        """True if `dispatch` may run on an event loop now: it changes memory, and waits for nothing."""
+        ...
 
     @property
     def position(self) -> int:
