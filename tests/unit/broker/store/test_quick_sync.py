@@ -14,7 +14,7 @@ from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.kernel_syncs import KernelSyncs
 from keylane.broker.store.group_commit import QUICK_BYTES_MAX
 from keylane.broker.store.quick_sync import PAUSE_MS, SLOW_WRITE_MS, KernelQuickSync
-from keylane.protocol.errors import FlushFailedError
+from keylane.protocol.errors import BrokerReadOnlyError, FlushFailedError
 from keylane.rpc.threads.worker_thread import WorkerThread
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
@@ -158,6 +158,25 @@ async def test_failed_sync_ends_writing_with_an_unknown_outcome(desk, quick, dis
     disk.fail = ""
     assert desk.store.commit.failed
     assert desk.store.state.partition(1).next_offset == 0
+
+
+async def test_cancelled_commit_is_the_last_one(desk, quick):
+    """Its bytes are in the file, and nobody knows whether they are durable."""
+    appending = asyncio.create_task(desk.append(batch()))
+    await turns()
+    desk.store.commit._task.cancel()
+    await turns()
+    with pytest.raises(BrokerReadOnlyError):
+        await desk.append(batch(sequence=2))
+    appending.cancel()
+
+
+async def test_commit_goes_to_the_thread_while_the_index_is_copied(desk, quick):
+    """The event loop does not wait for a lock."""
+    with desk.store.queues._guard:
+        assert not desk.store.queues.dispatches_in_memory
+    await turns()
+    assert desk.store.queues.dispatches_in_memory
 
 
 async def test_full_disk_refuses_a_small_commit_and_leaves_a_whole_log(desk, quick, disk):

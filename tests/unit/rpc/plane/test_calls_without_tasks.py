@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -12,12 +13,16 @@ from keylane.protocol.errors import (
     MessageTooLargeError,
     OutcomeUnknownError,
 )
-from keylane.protocol.frames import Ack, Acked, Append, Appended, Batches, Pull, Read
+from keylane.protocol.frames import Ack, Acked, Append, Appended, Batches, Pull, Read, frame_parts
 from keylane.protocol.limits import FRAME_BYTES_MAX, IN_FLIGHT_PER_CONNECTION_MAX
 from keylane.rpc.answer_room import CONNECTION_BYTES_MAX, READS_AT_ONCE, AnswerRoom
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.plane import data_plane
+from keylane.rpc.plane.connection import PlaneConnection
+from keylane.rpc.plane.data_plane import DataPlane
 from keylane.rpc.server import Server
+from keylane.rpc.websocket.framing import Opcode, encode_head
+from keylane.rpc.websocket.socket import DataSocket
 
 WHO = ("g", "a" * 16, 1)
 PULL = Pull(1, *WHO, 0, 1 << 20, 1_000)
@@ -275,3 +280,119 @@ async def test_pulls_over_their_limit_are_refused_also_without_tasks(channel, de
     for _request, _payload, call in desk.calls[1:]:
         call.answer(Batches(0, 0, 0, False))
     await asyncio.gather(futures[1], third)
+
+
+# ── a connection without a network ────────────────────────────────────────────────────────────────────
+class StillTransport(asyncio.Transport):
+    """Takes bytes, and keeps them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.protocol: asyncio.BaseProtocol = asyncio.Protocol()
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self.protocol
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+    def write(self, data) -> None: ...
+
+    def writelines(self, list_of_data) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+class Line:
+    """A connection of a plane, whose bytes a test brings."""
+
+    def __init__(self, desk: PromptDesk, room: AnswerRoom) -> None:
+        self.socket = DataSocket(
+            StillTransport(), client=False, bytes_max=FRAME_BYTES_MAX, heartbeat_s=60
+        )
+        self.plane = DataPlane(desk.handle, begin=desk.begin, room=room)
+        self.connection = PlaneConnection(self.socket, room, None)
+        self.connection.greeted = True
+        self.socket.on_message = partial(self.plane._answer_at_once, self.connection)
+        self.reading = asyncio.create_task(self.plane._answer_all(self.connection))
+
+    def bring(self, *frames) -> None:
+        for frame in frames:
+            body = b"".join(map(bytes, frame))
+            data = encode_head(Opcode.BINARY, len(body), masked=True) + body
+            self.socket.get_buffer(-1)[: len(data)] = data
+            self.socket.buffer_updated(len(data))
+
+
+@pytest.fixture
+async def line(desk, room):
+    line = Line(desk, room)
+    await asyncio.sleep(0)
+    yield line
+    line.reading.cancel()
+    line.socket.connection_lost(None)
+
+
+async def test_answers_that_a_client_does_not_read_keep_their_slots(line, desk):
+    """So no more are made than a connection may have calls."""
+    desk.on_call = lambda _request, call: call.answer(Acked(1))
+    line.socket.pause_writing()
+    for number in range(2 * IN_FLIGHT_PER_CONNECTION_MAX):
+        line.bring(frame_parts(number + 1, Ack(1, *WHO, ())))
+        await asyncio.sleep(0)
+    assert len(line.connection._tasks) <= IN_FLIGHT_PER_CONNECTION_MAX
+
+
+async def test_answer_of_a_call_that_waited_keeps_its_slot_until_the_client_reads(line, desk):
+    """It had begun before the client stopped to read."""
+    line.bring(frame_parts(1, Ack(1, *WHO, ())))
+    line.socket.pause_writing()
+    desk.calls[0][2].answer(Acked(1))
+    assert line.connection.others == 1
+    line.socket.resume_writing()
+    await until(lambda: line.connection.others == 0)
+
+
+async def test_room_is_freed_if_the_connection_ends_before_the_answer_is_sent(line, desk, room):
+    """In the turn in which it was made."""
+    line.bring(frame_parts(1, PULL))
+    line.socket.pause_writing()
+    call = desk.calls[0][2]
+    assert call.take_room(1 << 20)
+    call.answer(Batches(0, 5, 5, False), bytes(100_000))
+    line.connection.end()
+    await until(lambda: room.reserved == 0)
+
+
+async def test_frame_does_not_overtake_one_whose_task_has_not_begun(line, desk):
+    """Its bytes come in the turn in which the reader hands the first one on."""
+    order = []
+
+    def begin(_request, payload, call):
+        if bytes(payload) == b"large":
+            return False
+        order.append(bytes(payload))
+        call.answer(Appended(0, "fsync", False))
+        return True
+
+    async def handle(_request, payload):
+        order.append(bytes(payload))
+        return Appended(0, "fsync", False), b""
+
+    line.plane._begin, line.plane._handler = begin, handle
+    line.bring(frame_parts(1, Append(1), b"large"))
+    asyncio.get_running_loop().call_soon(line.bring, frame_parts(2, Append(1), b"small"))
+    await until(lambda: len(order) == 2)
+    assert order == [b"large", b"small"]
