@@ -72,6 +72,16 @@ async def test_next_pull_is_sent_where_the_answer_arrives():
         assert [pull.offset for pull, _ in broker.held.calls] == [0, 2]
 
 
+async def test_stored_batches_of_an_answer_are_handed_out_together():
+    """The event loop does not turn between them, so a batch handler may get them as one batch."""
+    broker, owner = HeldBroker(), NotingOwner()
+    async with opened(PullClient, broker, owner, SETTINGS):
+        await eventually(lambda: broker.held.calls)
+        payload = memoryview(bytes(stored(0)) + bytes(stored(2)))
+        broker.held.calls[-1][1].answered((Batches(0, 1_000, 4, False), payload))
+        assert [message.offset for message in owner.messages] == [0, 1, 2, 3]
+
+
 async def test_pull_waits_for_handlers_when_the_buffer_is_full():
     broker, owner = HeldBroker(), NotingOwner()
     async with opened(PullClient, broker, owner, SETTINGS) as client:
