@@ -10,6 +10,8 @@ Invariants
     time, so its messages are given back only when nothing of it can be stored.
     A message that was taken is not canceled, unless it was given back.
     A message is not written again behind the record that settles it, which would bring it back at a start.
+    A message that was settled is known to a repeat of its sender, and to a cancel, also after a start: what settled it is
+    written again, as long as it is among the SETTLED_MAX whose records are the last of the journal.
     The records of the journal, folded in their order, give the same waiting messages and deliveries.
 """
 
@@ -19,6 +21,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush, nsmallest
+from typing import NamedTuple
 
 from ...protocol.errors import ScheduledTakenError, ScheduledUnknownError
 from ...protocol.scheduled.receipt import CancelOutcome
@@ -35,7 +38,13 @@ from .records import (
 )
 
 SETTLED_MAX = 10_000
-"""Delivered and canceled messages that are remembered, for repeated calls."""
+"""Delivered, canceled and dropped messages that are remembered, for repeated calls."""
+SETTLED_BYTES = 20
+"""Bytes in the journal of what settled a message, once it was written again; about."""
+WRITTEN_AGAIN = ""
+"""The name of a record about messages of several stored deliveries."""
+NOT_WRITTEN = 0
+"""Instead of a segment: what settled a message is not durable yet."""
 DELIVERY_COUNT_MAX = 1_000
 DELIVERY_BYTES_MAX = 1 << 20
 """A batch has room for a message of the largest size, so the first message always fits."""
@@ -74,6 +83,13 @@ class ScheduledDelivery:
     """The segment of the journal that has its record."""
 
 
+class _Settled(NamedTuple):
+    """What became of a message, and the segment that has the record of it."""
+
+    outcome: CancelOutcome
+    segment: int
+
+
 class Agenda:
     """The scheduled messages of a broker."""
 
@@ -91,7 +107,8 @@ class Agenda:
         """Subjects whose next delivery waits for the one before it."""
         self._settling: dict[bytes | str, set[int]] = {}
         """Canceled messages and stored deliveries whose records are not durable yet, with the segments that have them."""
-        self._settled: OrderedDict[bytes, CancelOutcome] = OrderedDict()
+        self._settled: OrderedDict[bytes, _Settled] = OrderedDict()
+        """In the order of their records in the journal."""
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────────────
     def knows(self, scheduled_id: bytes) -> bool:
@@ -138,26 +155,27 @@ class Agenda:
             entry.taken = True
             self._settling[scheduled_id] = {entry.place.segment}
             return None
-        outcome = self._settled.get(scheduled_id)
-        if outcome is None:
+        settled = self._settled.get(scheduled_id)
+        if settled is None:
             raise ScheduledUnknownError(scheduled_id=scheduled_id.hex())
-        return outcome
+        return settled.outcome
 
     def is_taken(self, scheduled_id: bytes) -> bool:
         """True while a message is neither settled nor waits."""
         entry = self.entries.get(scheduled_id)
         return entry is not None and entry.taken
 
-    def canceled(self, scheduled_id: bytes) -> None:
-        """Note that a cancel is durable."""
+    def canceled(self, scheduled_id: bytes, segment: int) -> None:
+        """Note that a cancel is durable in this segment."""
         self._settling.pop(scheduled_id, None)
-        self._settle(scheduled_id, CancelOutcome.CANCELED)
+        self._settle(scheduled_id, CancelOutcome.CANCELED, segment)
 
-    def _settle(self, scheduled_id: bytes, outcome: CancelOutcome) -> None:
+    def _settle(self, scheduled_id: bytes, outcome: CancelOutcome, segment: int) -> None:
         entry = self.entries.pop(scheduled_id, None)
         if entry is not None:
             self.bytes -= entry.size
-        self._settled[scheduled_id] = outcome
+        self._settled[scheduled_id] = _Settled(outcome, segment)
+        self._settled.move_to_end(scheduled_id)
         if len(self._settled) > SETTLED_MAX:
             self._settled.popitem(last=False)
 
@@ -225,11 +243,19 @@ class Agenda:
             segments = {self.entries[each].place.segment for each in known}
             self._settling[name] = segments | {delivery.segment}
             for scheduled_id in delivery.scheduled_ids:
-                self._settle(scheduled_id, CancelOutcome.DELIVERED)
+                self._settle(scheduled_id, CancelOutcome.DELIVERED, NOT_WRITTEN)
 
-    def ended(self, name: str) -> None:
-        """Note that the record of a stored delivery is durable."""
-        self._settling.pop(name, None)
+    def ended(self, record: Delivered, segment: int) -> None:
+        """Note that the record of a stored delivery is durable in this segment."""
+        self._settling.pop(record.delivery, None)
+        self._place_settled(record.scheduled_ids, segment)
+
+    def _place_settled(self, scheduled_ids: Iterable[bytes], segment: int) -> None:
+        """Note the segment with the last record of messages that are settled and not forgotten."""
+        for scheduled_id in scheduled_ids:
+            if (settled := self._settled.get(scheduled_id)) is not None:
+                self._settled[scheduled_id] = settled._replace(segment=segment)
+                self._settled.move_to_end(scheduled_id)
 
     def give_back(self, scheduled_ids: Iterable[bytes], due_ms: int | None = None) -> None:
         """Have messages that were taken, and of which none is stored, wait until `due_ms`; None: as before."""
@@ -251,11 +277,11 @@ class Agenda:
             if entry is not None:
                 self._settling[scheduled_id] = {entry.place.segment}
 
-    def dropped(self, scheduled_ids: Iterable[bytes]) -> None:
-        """Note that messages are dropped durably."""
+    def dropped(self, scheduled_ids: Iterable[bytes], segment: int) -> None:
+        """Note that messages are dropped, durably in this segment."""
         for scheduled_id in scheduled_ids:
             self._settling.pop(scheduled_id, None)
-            self._settle(scheduled_id, CancelOutcome.DROPPED)
+            self._settle(scheduled_id, CancelOutcome.DROPPED, segment)
 
     def _dissolve(self, name: str) -> None:
         """Forget a delivery, whose messages are in no other."""
@@ -270,17 +296,17 @@ class Agenda:
         elif isinstance(record, Canceled):
             if (name := self._delivery_of.get(record.scheduled_id)) is not None:
                 self._dissolve(name)  # it was given back before the cancel
-            self.canceled(record.scheduled_id)
+            self.canceled(record.scheduled_id, place.segment)
         elif isinstance(record, Taken):
             self.begin(record, place.segment)
         elif isinstance(record, DroppedMessages):
             self.drop(record.scheduled_ids)
-            self.dropped(record.scheduled_ids)
+            self.dropped(record.scheduled_ids, place.segment)
         elif isinstance(record, Delivered):
             if record.delivery in self.deliveries:
                 self._dissolve(record.delivery)
             for scheduled_id in record.scheduled_ids:
-                self._settle(scheduled_id, CancelOutcome.DELIVERED)
+                self._settle(scheduled_id, CancelOutcome.DELIVERED, place.segment)
 
     def finish(self) -> None:
         """End a replay: messages of deliveries are taken, all others wait."""
@@ -291,12 +317,18 @@ class Agenda:
             self.entries[scheduled_id].taken = True
 
     def move(self, records: Iterable[Record], place: Place) -> None:
-        """Note where records were written again; those that were settled meanwhile stay so."""
+        """Note where records were written again; those that were settled or forgotten meanwhile stay so."""
         for record in records:
-            if isinstance(record, Waits) and record.scheduled_id in self.entries:
-                self.entries[record.scheduled_id].place = place
-            elif isinstance(record, Taken) and record.delivery in self.deliveries:
-                self.deliveries[record.delivery].segment = place.segment
+            if isinstance(record, Waits):
+                if record.scheduled_id in self.entries:
+                    self.entries[record.scheduled_id].place = place
+            elif isinstance(record, Taken):
+                if record.delivery in self.deliveries:
+                    self.deliveries[record.delivery].segment = place.segment
+            elif isinstance(record, Canceled):
+                self._place_settled([record.scheduled_id], place.segment)
+            else:
+                self._place_settled(record.scheduled_ids, place.segment)
 
     def soonest(self, limit: int, subject: str | None = None) -> tuple[int, list[ScheduledEntry]]:
         """The number of messages that wait or are on their way, of all subjects or one, and the `limit` first by time."""
@@ -304,8 +336,28 @@ class Agenda:
         chosen = [each for each in entries if subject is None or each.subject == subject]
         return len(chosen), nsmallest(limit, chosen, key=lambda each: each.deliver_at_ms)
 
-    def needs(self, record: Record, segment: int) -> bool:
-        """True if a record of this segment must be written again before the segment is removed."""
+    @property
+    def journal_bytes(self) -> int:
+        """Bytes of the journal that are needed, about."""
+        return self.bytes + SETTLED_BYTES * len(self._settled)
+
+    def needed(self, records: Iterable[Record], segment: int) -> list[Record]:
+        """What must be written again of the records of this segment, before the segment is removed."""
+        needed: list[Record] = []
+        delivered: dict[bytes, None] = {}
+        for record in records:
+            if isinstance(record, Delivered):
+                delivered |= dict.fromkeys(self._settled_in(record.scheduled_ids, segment))
+            elif isinstance(record, DroppedMessages):
+                if known := self._settled_in(record.scheduled_ids, segment):
+                    needed.append(DroppedMessages(known))
+            elif self._is_needed(record, segment):
+                needed.append(record)
+        if delivered:
+            needed.append(Delivered(WRITTEN_AGAIN, tuple(delivered)))
+        return needed
+
+    def _is_needed(self, record: Waits | Taken | Canceled, segment: int) -> bool:
         if isinstance(record, Waits):
             entry = self.entries.get(record.scheduled_id)
             canceling = record.scheduled_id in self._settling
@@ -313,7 +365,15 @@ class Agenda:
         if isinstance(record, Taken):
             delivery = self.deliveries.get(record.delivery)
             return delivery is not None and delivery.segment == segment
-        return False
+        return bool(self._settled_in([record.scheduled_id], segment))
+
+    def _settled_in(self, scheduled_ids: Iterable[bytes], segment: int) -> tuple[bytes, ...]:
+        """The messages whose end is in this segment; not forgotten ones, which may be sent anew and are not settled then."""
+        return tuple(
+            each
+            for each in scheduled_ids
+            if (settled := self._settled.get(each)) is not None and settled.segment == segment
+        )
 
     def is_settling(self, segment: int) -> bool:
         """True if this segment has records of messages that are settled, durably only when what is written now is."""

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -279,28 +279,25 @@ class Scheduler:
         outcome = self._agenda.cancel(scheduled_id)
         if outcome is not None:
             return outcome
-        done = self._writer.submit(
-            [Canceled(scheduled_id)],
-            0,
-            then=lambda _place: self._end_cancel(scheduled_id, self._agenda.canceled),
-            undo=lambda: self._end_cancel(scheduled_id, self._wait_again),
-        )
+
+        def canceled(place: Place) -> None:
+            del self._canceling[scheduled_id]
+            self._agenda.canceled(scheduled_id, place.segment)
+
+        def wait_again() -> None:
+            del self._canceling[scheduled_id]
+            self._agenda.give_back([scheduled_id])
+            self._wake.set()
+
+        done = self._writer.submit([Canceled(scheduled_id)], 0, then=canceled, undo=wait_again)
         self._canceling[scheduled_id] = done
         await asyncio.shield(done)
         return CancelOutcome.CANCELED
 
-    def _end_cancel(self, scheduled_id: bytes, decide: Callable[[bytes], None]) -> None:
-        del self._canceling[scheduled_id]
-        decide(scheduled_id)
-
-    def _wait_again(self, scheduled_id: bytes) -> None:
-        self._agenda.give_back([scheduled_id])
-        self._wake.set()
-
     # ── the journal ───────────────────────────────────────────────────────────────────────────────────
     def _clean(self) -> None:
         """Begin to remove the oldest segments if most of the journal is about settled messages."""
-        most = 2 * (self._agenda.bytes + self._journal.segment_bytes)
+        most = 2 * (self._agenda.journal_bytes + self._journal.segment_bytes)
         many = len(self._journal.segments) > 1
         if self._cleaner is None and many and self._journal.bytes > most:
             self._cleaner = asyncio.create_task(self._remove_oldest(), name="scheduled cleaning")
@@ -311,7 +308,7 @@ class Scheduler:
             segment = self._journal.segments[0]
             records: list[Record] = await self._run_blocking(self._journal.read_segment, segment)
             while True:
-                needed = [record for record in records if self._agenda.needs(record, segment)]
+                needed = self._agenda.needed(records, segment)
                 if needed:
                     copied = needed[:COPIED_MAX]
                     await self._writer.submit(copied, 0, then=partial(self._agenda.move, copied))
@@ -460,7 +457,7 @@ class Scheduler:
         while True:
             try:
                 await self._writer.submit(
-                    [done], 0, then=lambda _: self._agenda.ended(delivery.name)
+                    [done], 0, then=lambda place: self._agenda.ended(done, place.segment)
                 )
                 return
             except KeylaneError:  # a start stores it again, as a duplicate
@@ -470,21 +467,20 @@ class Scheduler:
         """Never deliver messages that their subject never takes, durably; if that fails, they wait for the next try."""
         ids = tuple(scheduled_ids)
 
-        def end(decide: Callable[[Sequence[bytes]], None]) -> None:
+        def end() -> None:
             for scheduled_id in ids:
                 del self._canceling[scheduled_id]
-            decide(ids)
 
-        def keep(ids: Sequence[bytes]) -> None:
+        def dropped(place: Place) -> None:
+            end()
+            self._agenda.dropped(ids, place.segment)
+
+        def keep() -> None:
+            end()
             self._agenda.give_back(ids, self._clock.wall_ms() + WAITS.max_ms)
 
         self._agenda.drop(ids)
-        done = self._writer.submit(
-            [DroppedMessages(ids)],
-            0,
-            then=lambda _place: end(self._agenda.dropped),
-            undo=lambda: end(keep),
-        )
+        done = self._writer.submit([DroppedMessages(ids)], 0, then=dropped, undo=keep)
         self._canceling |= dict.fromkeys(ids, done)
         try:
             await asyncio.shield(done)

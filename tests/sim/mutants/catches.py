@@ -190,6 +190,7 @@ CATCHES: dict[str, int] = {
     "sessions_expire_late": 2,
     "sessions_never_expire": 2,
     "sessions_of_the_users_generator": 3,
+    "settled_messages_go_with_their_segment": 2_000_001_637,
     "shared_messages_held_for_an_hour": 21,
     "state_kept_over_grants": 39,
     "strict_gives_up": 0,

@@ -173,6 +173,11 @@ def repeats_are_kept_again(patches: Patches) -> None:
     patches.set(Agenda, "knows", lambda self, scheduled_id: scheduled_id in self.entries)
 
 
+def settled_messages_go_with_their_segment(patches: Patches) -> None:
+    """What became of a message is not written again; after a start its repeat is a new one."""
+    patches.set(Agenda, "_settled_in", lambda _self, _scheduled_ids, _segment: ())
+
+
 def due_before_the_time(patches: Patches) -> None:
     """Messages are delivered up to a second early."""
 
@@ -257,6 +262,7 @@ BREAKS: tuple[Breaks, ...] = (
     deliveries_are_not_noted,
     unknown_deliveries_are_given_back,
     repeats_are_kept_again,
+    settled_messages_go_with_their_segment,
     due_before_the_time,
     rows_of_a_partition_run_backwards,
     rows_given_up_count_as_stored,

@@ -7,6 +7,7 @@ import pytest
 from keylane.broker.scheduled.agenda import (
     DELIVERY_BYTES_MAX,
     DELIVERY_COUNT_MAX,
+    SETTLED_BYTES,
     SETTLED_MAX,
     Agenda,
 )
@@ -43,7 +44,7 @@ def agenda_of(*messages: Waits) -> Agenda:
 
 def cancel(agenda: Agenda, name: str) -> None:
     assert agenda.cancel(number(name)) is None
-    agenda.canceled(number(name))
+    agenda.canceled(number(name), PLACE.segment)
 
 
 def taken(agenda: Agenda, now_ms: int) -> list[list[str]]:
@@ -140,8 +141,8 @@ def test_dropped_message_is_settled_and_the_others_of_its_delivery_wait():
     agenda.give_back([number("b")])
     agenda.drop([number("a")])
     assert agenda.is_settling(PLACE.segment)
-    assert not agenda.needs(waits("a", 10), PLACE.segment)
-    agenda.dropped([number("a")])
+    assert not agenda.needed([waits("a", 10)], PLACE.segment)
+    agenda.dropped([number("a")], PLACE.segment)
     assert not agenda.is_settling(PLACE.segment)
     assert agenda.cancel(number("a")) is CancelOutcome.DROPPED
     agenda.free("s")
@@ -253,18 +254,18 @@ def test_segment_is_settling_until_the_records_that_settle_its_messages_are_dura
     assert not agenda.is_settling(1)
     agenda.cancel(number("b"))
     assert agenda.is_settling(1)
-    assert not agenda.needs(waits("b", 20), 1)
+    assert not agenda.needed([waits("b", 20)], 1)
     agenda.give_back([number("b")])
     assert not agenda.is_settling(1)
-    assert agenda.needs(waits("b", 20), 1)
+    assert agenda.needed([waits("b", 20)], 1)
     taken(agenda, 10)
     agenda.begin(Taken("d", "s", 0, (number("a"),)), 3)
     agenda.end("d")
     assert agenda.is_settling(1)
     assert agenda.is_settling(3)
     assert not agenda.is_settling(2)
-    assert not agenda.needs(waits("a", 10), 1)
-    agenda.ended("d")
+    assert not agenda.needed([waits("a", 10)], 1)
+    agenda.ended(Delivered("d", (number("a"),)), 3)
     assert not agenda.is_settling(1)
 
 
@@ -276,12 +277,74 @@ def test_end_of_a_delivery_settles_its_messages_when_its_beginning_is_removed():
 def test_only_waiting_messages_and_open_deliveries_are_written_again():
     agenda = replayed(A, B, TAKEN, waits("c", 15), waits("d", 16), Canceled(number("d")))
     needed = [A, B, TAKEN, waits("c", 15)]
-    assert all(agenda.needs(record, 1) for record in needed)
-    assert not any(agenda.needs(record, 2) for record in needed)
-    assert not agenda.needs(waits("d", 16), 1)
-    assert not agenda.needs(Canceled(number("d")), 1)
+    assert agenda.needed([*needed, waits("d", 16)], 1) == needed
+    assert agenda.needed(needed, 2) == []
     agenda.move(needed, Place(2, 0, 1))
-    assert all(agenda.needs(record, 2) for record in needed)
+    assert agenda.needed(needed, 2) == needed
     cancel(agenda, "c")
     agenda.move([waits("c", 15)], Place(3, 0, 1))
     assert number("c") not in agenda.entries
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        Canceled(A.scheduled_id),
+        Delivered("d", TAKEN.scheduled_ids),
+        DroppedMessages(TAKEN.scheduled_ids),
+    ],
+    ids=["canceled", "delivered", "dropped"],
+)
+def test_end_of_a_message_is_written_again_when_its_segment_is_removed(end):
+    """A start that finds nothing else knows what became of the message."""
+    records = [A, B, TAKEN, end] if not isinstance(end, Canceled) else [A, end]
+    agenda = replayed(*records)
+    assert agenda.needed(records, 2) == []
+    again = agenda.needed(records, PLACE.segment)
+    assert len(again) == 1
+    agenda.move(again, Place(2, 0, 1))
+    assert agenda.needed([end], PLACE.segment) == []
+    assert agenda.needed(again, 2) == again
+    later = replayed(*again)
+    assert later.knows(A.scheduled_id)
+    assert later.cancel(A.scheduled_id) is agenda.cancel(A.scheduled_id)
+
+
+def test_ends_of_deliveries_are_one_record_when_they_are_written_again():
+    first, second = Delivered("d", TAKEN.scheduled_ids), Delivered("e", (number("c"),))
+    agenda = replayed(A, B, waits("c", 15), first, second)
+    again = agenda.needed([first, second, first], PLACE.segment)
+    assert again == [Delivered("", (*TAKEN.scheduled_ids, number("c")))]
+
+
+def test_end_of_a_delivery_is_not_written_again_until_it_is_durable():
+    agenda = replayed(A, B, TAKEN)
+    agenda.end("d")
+    delivered = Delivered("d", TAKEN.scheduled_ids)
+    assert agenda.needed([delivered], 1) == agenda.needed([delivered], 2) == []
+    agenda.ended(delivered, 2)
+    assert agenda.needed([delivered], 2) == [Delivered("", TAKEN.scheduled_ids)]
+
+
+def test_end_of_a_forgotten_message_is_not_written_again():
+    """It may be sent anew, and an old record would settle it."""
+    others = [waits(f"{each}", 1) for each in range(SETTLED_MAX - 1)]
+    delivered = Delivered("d", TAKEN.scheduled_ids)
+    agenda = replayed(A, B, TAKEN, delivered, *others)
+    for each in range(SETTLED_MAX - 1):
+        cancel(agenda, f"{each}")
+    assert not agenda.knows(A.scheduled_id)
+    again = agenda.needed([delivered], PLACE.segment)
+    assert again == [Delivered("", (B.scheduled_id,))]
+    agenda.add(A, Place(2, 0, 1))
+    agenda.move(again, Place(3, 0, 1))
+    assert list(agenda.entries) == [A.scheduled_id]
+
+
+def test_settled_messages_count_as_bytes_of_the_journal():
+    """Else it would be cleaned again and again for them."""
+    agenda = agenda_of(A, B)
+    before = agenda.journal_bytes
+    cancel(agenda, "a")
+    assert agenda.bytes == B.size
+    assert agenda.journal_bytes == before - A.size + SETTLED_BYTES

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from keylane.broker.scheduled.agenda import SETTLED_BYTES
 from keylane.broker.scheduled.journal import segment_path
 from keylane.broker.scheduled.records import Waits, waits_for
 from keylane.broker.scheduled.scheduler import Scheduler, open_agenda
@@ -417,6 +418,35 @@ async def test_old_segments_are_removed_and_waiting_messages_are_kept():
             for record in journal.read(entry.place)
         )
     assert len(subjects.values) == len(set(subjects.values)) == 500
+
+
+async def test_settled_messages_are_known_when_their_segments_are_removed():
+    """A sender without an answer repeats a message, and the broker was started anew meanwhile."""
+    disk, subjects = SimDisk(), ScriptedSubjects()
+    subjects.deleted = {9}
+    scheduler = open_scheduler(disk, segment_bytes=2_048)
+    delivered, canceled = message(b"delivered", 1), message(b"canceled", 60_000)
+    dropped = waits_for(message(b"dropped", 1), 9)
+    async with running(scheduler, subjects):
+        await scheduler.schedule([delivered, canceled, dropped])
+        await scheduler.cancel(canceled.scheduled_id)
+        for turn in range(200):
+            await scheduler.schedule([message(b"%d-%d" % (turn, each), 1) for each in range(5)])
+        await until(lambda: scheduler.view()["count"] == 0)
+    oldest = min(disk.list("scheduled"))
+    assert int(oldest.removesuffix(".log")) > 20
+    size = sum(disk.size(f"scheduled/{name}") or 0 for name in disk.list("scheduled"))
+    assert size < 3 * (1_003 * SETTLED_BYTES + 2_048)  # twice, and what was written meanwhile
+    scheduler = open_scheduler(disk, segment_bytes=2_048)
+    async with running(scheduler, subjects):
+        assert await scheduler.schedule([delivered, canceled, dropped]) == [True] * 3
+        await asyncio.sleep(0.05)
+        outcomes = [
+            await scheduler.cancel(each.scheduled_id) for each in (delivered, canceled, dropped)
+        ]
+    assert outcomes == [CancelOutcome.DELIVERED, CancelOutcome.CANCELED, CancelOutcome.DROPPED]
+    assert subjects.values.count(b"delivered") == 1
+    assert len(subjects.values) == 1_001
 
 
 async def test_messages_of_a_deleted_subject_are_dropped_and_told_so(caplog):
