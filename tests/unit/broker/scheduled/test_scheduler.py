@@ -407,8 +407,8 @@ async def test_old_segments_are_removed_and_waiting_messages_are_kept():
         for turn in range(100):
             await scheduler.schedule([message(b"%d-%d" % (turn, each), 1) for each in range(5)])
         await until(lambda: scheduler.view()["count"] == len(waiting))
-    # What settled each of the 500 is kept, for repeats of their senders, beside what waits.
-    kept = 500 * SETTLED_BYTES + 2 * 4_096
+    # What settled each of the 500 is kept, for repeats of their senders, beside what waits; twice that may be there.
+    kept = 2 * (500 * SETTLED_BYTES + 1_000 + 4_096) + 4_096
     assert sum(disk.size(f"scheduled/{name}") or 0 for name in disk.list("scheduled")) < kept
     assert disk.size(segment_path(1)) is None
     agenda, journal = open_agenda(disk)
