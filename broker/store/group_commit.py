@@ -326,7 +326,7 @@ class GroupCommit:
         try:
             await quick.sync(file)
         except asyncio.CancelledError:
-            # The file has bytes that nobody will note as durable; nothing may be written behind them.
+            # The file has bytes that are never noted as durable, so nothing may be written behind them.
             self._failure = FlushFailedError("a commit was cancelled")
             raise
         self._durations.observe(self._clock.boot_ns() - began_ns)

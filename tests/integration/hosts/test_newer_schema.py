@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 from collections.abc import Iterator
@@ -144,8 +145,11 @@ async def test_metaserver_starts_and_serves_when_a_newer_one_has_migrated_the_da
     for number in range(2):
         with ExitStack() as stack:
             meta = started(stack, "metaserver", tmp_path / "m")
-            started(stack, "broker", tmp_path / "b", "--group", "g1", "--meta", meta)
+            broker = started(stack, "broker", tmp_path / "b", "--group", "g1", "--meta", meta)
             async with Admin(meta, wait_s=30) as admin:
+                # SQL may still have the address of the opening before.
+                while [each.address for each in (await admin.list_brokers()).brokers] != [broker]:
+                    await asyncio.sleep(0.02)
                 await available_brokers(admin, 1)
                 await admin.create_subject(f"s{number}", partitions=2)
             async with Producer(meta) as producer:

@@ -161,7 +161,7 @@ async def test_failed_sync_ends_writing_with_an_unknown_outcome(desk, quick, dis
 
 
 async def test_cancelled_commit_is_the_last_one(desk, quick):
-    """Its bytes are in the file, and nobody knows whether they are durable."""
+    """Its bytes are in the file, and may be durable or not."""
     appending = asyncio.create_task(desk.append(batch()))
     await turns()
     desk.store.commit._task.cancel()
