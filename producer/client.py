@@ -188,7 +188,8 @@ class Producer(Sending[V], Generic[V]):
         Queue messages as fast as there is room, then `flush`.
 
         Args:
-            messages: pairs `(key, value)`; a message without a key has the key b"".
+            messages: pairs `(key, value)`; a message without a key has the key b"".  Up to 512 are taken from it before
+                they are queued: after an error, or a cancelled call, an iterator may have given more than were queued.
             await_every: how many messages are queued before other tasks may run.
 
         Returns:

@@ -127,7 +127,7 @@ class Turn:
         self._flights: dict[str | None, BrokerFlight] = {}
 
     def begin(self) -> None:
-        """Note that something was sent in this turn."""
+        """Have `ended` called at the end of this turn."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._end)
@@ -135,9 +135,7 @@ class Turn:
     def add(self, executor: Pushed) -> None:
         """Have `executor` pushed at the end of this turn."""
         self._due[executor] = None
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._end)
+        self.begin()
 
     def _end(self) -> None:
         self._scheduled = False

@@ -11,12 +11,13 @@ from ..protocol.frames import Answer, Request
 
 T = TypeVar("T")
 Calling = asyncio.Future[tuple[Answer, memoryview]]
-"""A call under way."""
+"""A call under way, of its answer and the answer's payload."""
 OnAnswer = Callable[[Calling], object]
+"""See `Channel.begin`."""
 
 
 class Call:
-    """A call under way: its future, and who is called at once."""
+    """The two ends of a call under way: whoever makes it waits for `future`, and the network ends it."""
 
     __slots__ = ("future", "kind", "on_answer", "timeout_ms")
 

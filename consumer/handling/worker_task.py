@@ -94,7 +94,9 @@ class IdleWorkers:
         try:
             await waiter
         except BaseException:
-            if self._waiting.pop(waiter, waiter) is waiter:
+            if waiter in self._waiting:
+                del self._waiting[waiter]
+            else:
                 self.wake_one()  # what it was woken for is another's now
             raise
 

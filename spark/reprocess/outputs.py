@@ -9,6 +9,7 @@ Invariants
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -110,16 +111,16 @@ def _differ(old: JobPiece, new: JobPiece) -> bool:
     return old.digest != new.digest
 
 
-class _Side:
+class _Side(ABC):
     """One of two outputs."""
 
     where = ""
     own_places = False
     planned_us: int | None = None
 
+    @abstractmethod
     def batches(self, pieces: Sequence[JobPiece]) -> Iterator[pa.RecordBatch]:
         """At least the rows that were made of messages of these pieces."""
-        raise NotImplementedError
 
     def rows(self, pieces: Sequence[JobPiece]) -> Iterator[tuple[pa.RecordBatch, ComparedRows]]:
         """The batches, each with its rows."""
