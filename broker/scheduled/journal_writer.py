@@ -21,12 +21,12 @@ from ...protocol.errors import (
 )
 from ..store.group_commit import RunBlocking
 from .journal import ScheduledJournal
-from .records import Place, Record
+from .records import Place, Record, size_of
 
 log = logging.getLogger("keylane.broker")
 
 WRITE_BYTES_MAX = 4 << 20
-"""Bytes of messages from which on a frame takes no more."""
+"""Bytes of records from which on a frame takes no more; a frame over FRAME_BYTES_MAX would be cut at a start."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class _Write:
     """Records that wait for the disk."""
 
     records: Sequence[Record]
-    size: int
+    size_bytes: int
     done: asyncio.Future[None]
     then: Callable[[Place], object]
     undo: Callable[[], object]
@@ -78,7 +78,6 @@ class JournalWriter:
     def submit(
         self,
         records: Sequence[Record],
-        size: int,
         *,
         then: Callable[[Place], object] = lambda _place: None,
         undo: Callable[[], object] = lambda: None,
@@ -91,7 +90,7 @@ class JournalWriter:
             undo: called in its place if they are not written, or may not be durable.
         """
         done = asyncio.get_running_loop().create_future()
-        self._queue.append(_Write(records, size, done, then, undo))
+        self._queue.append(_Write(records, sum(map(size_of, records)), done, then, undo))
         if self._task is None:
             self._task = asyncio.create_task(self._write(), name="scheduled messages")
         return done
@@ -100,9 +99,11 @@ class JournalWriter:
         while self._queue:
             writes: list[_Write] = []
             size = 0
-            while self._queue and (not writes or size + self._queue[0].size <= WRITE_BYTES_MAX):
+            while self._queue and (
+                not writes or size + self._queue[0].size_bytes <= WRITE_BYTES_MAX
+            ):
                 writes.append(self._queue.popleft())
-                size += writes[-1].size
+                size += writes[-1].size_bytes
             records = [record for write in writes for record in write.records]
             place = Place(0, 0, 0)
             try:

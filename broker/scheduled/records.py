@@ -27,6 +27,8 @@ HEADER_BYTES = 32
 FRAME_BYTES_MAX = 16 << 20
 RECORD_OVERHEAD = 96
 """Bytes of a record besides its subject, value and properties, at most."""
+ID_BYTES = 18
+"""Bytes of a message's id in a record."""
 _HEADER = struct.Struct("<4sIIIQQ")
 _AFTER_CRC = struct.Struct("<IIQQ")
 
@@ -111,6 +113,17 @@ class DroppedMessages(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
 
 Record = Waits | Canceled | Taken | Delivered | WaitsForSubject | DroppedMessages
+
+
+def size_of(record: Record) -> int:
+    """Bytes of a record in the journal, at most, or about."""
+    if isinstance(record, Waits):
+        return record.size
+    if isinstance(record, Canceled):
+        return RECORD_OVERHEAD
+    return RECORD_OVERHEAD + ID_BYTES * len(record.scheduled_ids)
+
+
 _IN_FORMAT_2 = (WaitsForSubject, DroppedMessages)
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Record]).decode
@@ -135,8 +148,15 @@ class Scanned(NamedTuple):
 
 
 def encode_frame(records: Sequence[Record], *, segment: int, position: int) -> bytes:
-    """Records as a frame of the journal at this place."""
+    """
+    Records as a frame of the journal at this place.
+
+    Raises:
+        ValueError: they are more than FRAME_BYTES_MAX, which a start would take for a write that was cut.
+    """
     body = _encode(records)
+    if HEADER_BYTES + len(body) > FRAME_BYTES_MAX:
+        raise ValueError(f"a frame of {len(body)} bytes in the journal of scheduled messages")
     magic = MAGIC_2 if any(isinstance(each, _IN_FORMAT_2) for each in records) else MAGIC
     after = _AFTER_CRC.pack(HEADER_BYTES + len(body), crc32c.crc32c(body), segment, position)
     return b"".join((magic, crc32c.crc32c(after).to_bytes(4, "little"), after, body))

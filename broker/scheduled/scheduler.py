@@ -38,7 +38,7 @@ from ..store.group_commit import RunBlocking
 from .agenda import Agenda, ScheduledDelivery, ScheduledEntry
 from .journal import SEGMENT_BYTES, ScheduledJournal
 from .journal_writer import JournalWriter
-from .records import Canceled, Delivered, DroppedMessages, Place, Record, Taken, Waits
+from .records import Canceled, Delivered, DroppedMessages, Place, Record, Taken, Waits, size_of
 
 log = logging.getLogger("keylane.broker")
 
@@ -46,7 +46,8 @@ POLL_MS = 1_000
 SETTLE_S = 0.02
 """How long a segment waits for the records that settle its messages, before it is looked at again."""
 COPIED_MAX = 1_000
-"""Records that are written again in one frame, before a segment is removed."""
+COPIED_BYTES_MAX = 1 << 20
+"""Records and bytes that are written again at once, before a segment is removed; one larger record is."""
 WAITS = Backoff(first_ms=50, max_ms=30_000)
 """Pauses of a subject whose messages cannot be stored now."""
 DELIVERY_S = 3.0
@@ -252,7 +253,7 @@ class Scheduler:
                 self._agenda.add(message, place)
             self._wake.set()
 
-        done = self._writer.submit(messages, size, then=kept, undo=end)
+        done = self._writer.submit(messages, then=kept, undo=end)
         self._writing_bytes += size
         for message in messages:
             self._writing[message.scheduled_id] = done
@@ -289,7 +290,7 @@ class Scheduler:
             self._agenda.give_back([scheduled_id])
             self._wake.set()
 
-        done = self._writer.submit([Canceled(scheduled_id)], 0, then=canceled, undo=wait_again)
+        done = self._writer.submit([Canceled(scheduled_id)], then=canceled, undo=wait_again)
         self._canceling[scheduled_id] = done
         await asyncio.shield(done)
         return CancelOutcome.CANCELED
@@ -310,8 +311,8 @@ class Scheduler:
             while True:
                 needed = self._agenda.needed(records, segment)
                 if needed:
-                    copied = needed[:COPIED_MAX]
-                    await self._writer.submit(copied, 0, then=partial(self._agenda.move, copied))
+                    copied = _first_of(needed)
+                    await self._writer.submit(copied, then=partial(self._agenda.move, copied))
                 elif self._agenda.is_settling(segment):
                     await asyncio.sleep(SETTLE_S)
                 else:
@@ -367,7 +368,7 @@ class Scheduler:
             logical = await target.place(subject, batch[0].subject_id)
             taken = Taken(name, subject, logical, tuple(each.scheduled_id for each in messages))
             await self._writer.submit(
-                [taken], 0, then=lambda place: self._agenda.begin(taken, place.segment)
+                [taken], then=lambda place: self._agenda.begin(taken, place.segment)
             )
         except SubjectDeletedError as error:
             await self._drop(subject, [entry.scheduled_id for entry in batch], error)
@@ -457,7 +458,7 @@ class Scheduler:
         while True:
             try:
                 await self._writer.submit(
-                    [done], 0, then=lambda place: self._agenda.ended(done, place.segment)
+                    [done], then=lambda place: self._agenda.ended(done, place.segment)
                 )
                 return
             except KeylaneError:  # a start stores it again, as a duplicate
@@ -480,7 +481,7 @@ class Scheduler:
             self._agenda.give_back(ids, self._clock.wall_ms() + WAITS.max_ms)
 
         self._agenda.drop(ids)
-        done = self._writer.submit([DroppedMessages(ids)], 0, then=dropped, undo=keep)
+        done = self._writer.submit([DroppedMessages(ids)], then=dropped, undo=keep)
         self._canceling |= dict.fromkeys(ids, done)
         try:
             await asyncio.shield(done)
@@ -526,6 +527,18 @@ class Scheduler:
             await asyncio.wait([self._cleaner])
         await self._writer.idle()
         self._journal.close()
+
+
+def _first_of(records: Sequence[Record]) -> list[Record]:
+    """The first records, as many as are written again at once."""
+    first: list[Record] = []
+    size_bytes = 0
+    for record in records[:COPIED_MAX]:
+        size_bytes += size_of(record)
+        if first and size_bytes > COPIED_BYTES_MAX:
+            break
+        first.append(record)
+    return first
 
 
 def _too_large(

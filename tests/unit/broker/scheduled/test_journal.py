@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keylane.broker.scheduled.journal import ScheduledJournal, segment_path
-from keylane.broker.scheduled.records import Canceled, Place, Record
+from keylane.broker.scheduled.records import FRAME_BYTES_MAX, Canceled, Place, Record, Waits
 from keylane.protocol.errors import CorruptLogError, DataFolderError, DiskFullError
 from keylane.testing.machines.disk import SimDisk
 
@@ -132,3 +132,13 @@ def test_full_disk_keeps_nothing_of_a_frame():
     disk.room = None
     journal.append(records(1))
     assert opened(disk)[1] == [*records(), *records(1)]
+
+
+def test_frame_over_its_limit_is_refused_and_nothing_is_written():
+    """A start would take it for a write that was cut."""
+    disk = SimDisk()
+    journal, _ = opened(disk)
+    with pytest.raises(ValueError, match="a frame of"):
+        journal.append([Waits(b"0" * 16, 1, "s", 1, bytes(FRAME_BYTES_MAX), b"")])
+    assert journal.bytes == 0
+    assert opened(disk)[1] == []
