@@ -265,16 +265,18 @@ class Consumer(Resident, Owned, Taking[V]):
             await self._connections.wait_for(meta)
             await membership.start(self._assignments)
             self._assignments.start()
-        except BaseException:
-            self._membership = None
-            await clean_up(self._give_up_opening(dispatch))
+        except BaseException as error:
+            await clean_up(self._give_up_opening(dispatch, error))
             raise
         finally:
             self._opened.set()
         return self
 
-    async def _give_up_opening(self, dispatch: Workers | Stream) -> None:
+    async def _give_up_opening(self, dispatch: Workers | Stream, why: BaseException) -> None:
+        membership, self._membership = self._membership, None
         await dispatch.close()
+        if isinstance(membership, Membership):
+            await membership.give_up(why)
         self._dispatches.end()
         await self._connections.close()
 

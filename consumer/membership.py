@@ -11,6 +11,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from typing import Protocol
@@ -39,6 +40,8 @@ from .heartbeat_timeouts import HeartbeatTimeouts
 from .settings import ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
+LEAVE_S = 1.0
+"""How long a cancelled opening takes at most to leave."""
 REPORTS_AT_ONCE_MAX = 32
 """The limit of reports at once: each needs a connection, and a consumer may hand over a thousand partitions."""
 
@@ -326,14 +329,26 @@ class Membership:
         except KeylaneError as error:
             log.info("announcing a leave: %s", error.message)
 
+    async def give_up(self, why: BaseException) -> None:
+        """Leave a group whose join was cancelled, within LEAVE_S: the join may be carried out all the same."""
+        if isinstance(why, asyncio.CancelledError):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_S):
+                    await self.stop()
+
     async def stop(self) -> None:
-        """Leave the group; partitions that were not handed over are free at once."""
+        """
+        Leave the group; partitions that were not handed over are free at once.
+
+        A session that was asked for and not heard of is left too: its join may be carried out.
+        """
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self.session:
+        session = self.session or self._joining
+        if session:
             try:
-                await self._meta.leave(Leave(session=self.session))
+                await self._meta.leave(Leave(session=session))
             except KeylaneError as error:
                 log.info("leave: %s", error.message)
-            self.session = ""
+            self.session = self._joining = ""

@@ -2,9 +2,9 @@
 
     decide ▶ submit ▶ queue ─┐                                  ┌▶ durable, future resolved
                              ├▶ take ▶ write, fdatasync, index ─┤
-    mark ▶ late records ─────┘    (off the event loop)          └▶ failed: see below
+    mark ▶ late records ─────┘                                  └▶ failed: see below
 
-While a commit is written, records for the next one gather.  "Late" records (cursors) are made when a commit is taken:
+A commit is written by a thread, or, if it is small, into memory here and synced by the kernel (`quick_sync`).  While a commit is written, records for the next one gather.  "Late" records (cursors) are made when a commit is taken:
 one per key, with everything that was decided until then.  A commit that is full leaves only messages for the next one,
 because a late record must not come before a record that was decided earlier.
 
