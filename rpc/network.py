@@ -17,7 +17,7 @@ OnAnswer = Callable[[Calling], object]
 
 
 class Call:
-    """The two ends of a call under way: whoever makes it waits for `future`, and the network ends it."""
+    """A call under way at the client: its caller waits for `future`, and its channel ends it."""
 
     __slots__ = ("future", "kind", "on_answer", "timeout_ms")
 

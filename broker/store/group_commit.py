@@ -4,9 +4,10 @@
                              ├▶ take ▶ write, fdatasync, index ─┤
     mark ▶ late records ─────┘                                  └▶ failed: see below
 
-A commit is written by a thread, or, if it is small, into memory here and synced by the kernel (`quick_sync`).  While a commit is written, records for the next one gather.  "Late" records (cursors) are made when a commit is taken:
-one per key, with everything that was decided until then.  A commit that is full leaves only messages for the next one,
-because a late record must not come before a record that was decided earlier.
+A commit is written by a thread, or, if it is small, into memory here and synced by the kernel (`quick_sync`).  While it
+is written, records for the next one gather.  "Late" records (cursors) are made when a commit is taken: one per key, with
+everything that was decided until then.  A commit that is full leaves only messages for the next one, because a late
+record must not come before a record that was decided earlier.
 
 Invariants
     A future is resolved only after the sync of its record.
