@@ -141,7 +141,7 @@ class SealingCluster:
         def fail(*_args: object, **_named: object) -> None:
             raise FlushFailedError("the disk does not answer")
 
-        store.log.write = fail  # type: ignore[method-assign]
+        store.log.write = store.log.begin_write = fail  # type: ignore[method-assign]
         _, durable = store.seal((await self.on(group)).partition_id)
         with pytest.raises(FlushFailedError):
             await durable

@@ -138,9 +138,9 @@ def cancel_told_before_durable(patches: Patches) -> None:
 def deliveries_are_not_noted(patches: Patches) -> None:
     """A delivery begins before its key is durable; after a crash it has another one."""
 
-    def submit(self: Any, records: Any, size: int, **kwargs: Any) -> Any:
+    def submit(self: Any, records: Any, **kwargs: Any) -> Any:
         if not any(isinstance(record, Taken) for record in records):
-            return real(self, records, size, **kwargs)
+            return real(self, records, **kwargs)
         kwargs["then"](Place(1, 0, 0))
         done = asyncio.get_running_loop().create_future()
         done.set_result(None)
