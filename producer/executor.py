@@ -13,6 +13,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -157,7 +158,7 @@ class Executor:
             sieve: returns the batch itself, a new one with the messages that stay, or None if none stay.  It tells the
                 budget of a batch that it replaces.
         """
-        if not self._has_work():
+        if not self.batches:
             return
         self.roll()
         in_flight = [batch if batch.sends else sieve(batch) for batch in self._in_flight]
@@ -175,7 +176,7 @@ class Executor:
     @property
     def idle(self) -> bool:
         """True while nothing is gathered, queued or in flight."""
-        return not self._has_work()
+        return not (self._in_flight or self._queue or len(self.open))
 
     @property
     def cause(self) -> WaitCause:
@@ -185,7 +186,7 @@ class Executor:
     @property
     def waiting_for(self) -> str:
         """Why messages wait; empty if none do."""
-        return self._waits.cause.reason if self._has_work() or self.state.refuses else ""
+        return self._waits.cause.reason if not self.idle or self.state.refuses else ""
 
     def heard(self, event: ExecutorEvent) -> None:
         """Note what a route, the history or a refusal says of the partition."""
@@ -201,7 +202,7 @@ class Executor:
                     text = "the metaserver knows no broker of this group that answers"
                     raise NotSentError(text, broker_group=self.group.broker_group)
                 channel = await self._broker.channel()
-                if not self._has_work():
+                if self.idle:
                     # With nothing to send, an open channel is the only sign that the broker answers again.
                     self._tried(ExecutorEvent.ANSWERED)
                     continue
@@ -218,11 +219,8 @@ class Executor:
                 )
                 await asyncio.sleep(wait_ms / 1000)
 
-    def _has_work(self) -> bool:
-        return bool(self._in_flight or self._queue or len(self.open))
-
     async def _wait_for_work(self) -> None:
-        while not self._has_work():
+        while self.idle:
             self._wake.clear()
             await self._wake.wait()
 
@@ -263,8 +261,8 @@ class Executor:
                 self._fill(channel)
                 await self._pause(idle=not calls)
         except asyncio.CancelledError:  # the executor is closed
-            for batch, call in calls:
-                batch.doubtful = batch.doubtful or call.cancel()
+            for _, call in calls:
+                call.cancel()
             raise
         finally:
             self._channel = None
@@ -272,10 +270,14 @@ class Executor:
             if calls:
                 left = list(calls)
                 calls.clear()
-                results = await asyncio.gather(*(call for _, call in left), return_exceptions=True)
-                for (batch, _), result in zip(left, results, strict=True):
-                    if not isinstance(result, BaseException):
-                        self._settle(batch, result[0])
+                try:
+                    await asyncio.gather(*(call for _, call in left), return_exceptions=True)
+                finally:
+                    for batch, call in left:
+                        if _is_answered(call):
+                            self._settle(batch, call.result()[0])
+                        elif call.cancelled():  # the executor is closed
+                            batch.doubtful = True
             self._landed()
 
     async def _pause(self, *, idle: bool) -> None:
@@ -284,11 +286,9 @@ class Executor:
             await self._wake.wait()
             return
         waited_ms = self._clock.boot_ms() - self.open.opened_at_ms
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(max(0, self._linger_ms - waited_ms) / 1000):
                 await self._wake.wait()
-        except TimeoutError:
-            pass
 
     def _fill(self, channel: Channel) -> None:
         """Send batches until the window is full, or none is left that may be sent."""
@@ -369,7 +369,7 @@ class Executor:
         self._settle_stored()
         if self._channel is not None:
             self._landed()
-            if self._troubled or self._has_work():
+            if self._troubled or not self.idle:
                 self.push()
 
     def _settle_stored(self) -> None:

@@ -14,10 +14,16 @@ from keylane.producer import ProducerSettings
 from keylane.producer.executor_state import ExecutorEvent
 from keylane.producer.flight import CROWD, WAIT_S, BrokerFlight, Turn
 from keylane.protocol.backoff import Backoff
-from keylane.protocol.errors import Fate, GivenUpError, NoPartitionError
+from keylane.protocol.errors import Fate, GivenUpError, NoPartitionError, OutcomeUnknownError
 from keylane.protocol.routing import OrderStrategy, logical_partition
 from support.cluster import eventually
-from support.scripted_network import QUICK, ScriptedNetwork, producer_on, route_over
+from support.scripted_network import (
+    QUICK,
+    ScriptedChannel,
+    ScriptedNetwork,
+    producer_on,
+    route_over,
+)
 
 
 async def test_older_messages_are_sent_first_when_the_route_changes():
@@ -317,6 +323,52 @@ async def test_close_gives_up_messages_when_their_broker_is_away():
     assert (told.value.details, told.value.fate) == ({"messages": 1, "unknown": 0}, Fate.NOT_DONE)
     with pytest.raises(NoPartitionError, match="closed"):
         await future
+
+
+class LateChannel(ScriptedChannel):
+    """Stores all; the answer to its second batch is lost once the third one is stored, whose answer never comes."""
+
+    def __init__(self, network: ScriptedNetwork, address: str) -> None:
+        super().__init__(network, address)
+        self.calls = 0
+        self.stored = asyncio.Event()
+
+    async def call(self, request, payload=b"", *, timeout_ms):
+        self.calls += 1
+        number = self.calls
+        answer = await super().call(request, payload, timeout_ms=timeout_ms)
+        if number == 2:
+            await self.stored.wait()
+            raise OutcomeUnknownError
+        if number == 3:
+            self.stored.set()
+            await asyncio.Event().wait()
+        return answer
+
+
+async def test_message_may_be_stored_when_the_producer_is_closed_before_its_answer():
+    """The batch before it has failed, so the executor waits for the answers under way when it is closed."""
+    network = ScriptedNetwork()
+    channel = LateChannel(network, "broker-1")
+
+    async def open_channel(address: str, *, timeout_ms: int) -> LateChannel:
+        return channel
+
+    network.open_channel = open_channel
+    producer = producer_on(network)
+    await producer.__aenter__()
+    await producer.send("s", b"0", key=b"k")
+    sender = producer._senders["s"]
+    first = producer.send("s", b"1", key=b"k")
+    sender.roll()
+    second = producer.send("s", b"2", key=b"k")
+    sender.roll()
+    await channel.stored.wait()
+    await eventually(lambda: not sender.executors[0]._calls)
+    await producer.close(flush=False)
+    assert network.stored == {1: [b"0", b"1", b"2"]}
+    for future in (first, second):
+        assert future.exception().fate is Fate.UNKNOWN
 
 
 async def test_table_is_given_up_when_its_producer_is_closed_before_the_first_route():
