@@ -36,6 +36,8 @@ class RealAppendFile:
         self._path = path
         self._descriptor = descriptor
         self.size = os.fstat(descriptor).st_size
+        self._allocated = self.size
+        """Bytes of the file with those that are reserved."""
 
     def append(self, buffers: Sequence[Buffer]) -> None:
         """See `AppendFile.append`.  One system call writes many buffers; a short write is continued."""
@@ -48,6 +50,20 @@ class RealAppendFile:
                     raise disk_error("write", self._path, error) from error
                 self.size += written
                 left = _rest(left, written)
+        self._allocated = max(self._allocated, self.size)
+
+    @property
+    def reserved(self) -> int:
+        """See `AppendFile.reserved`."""
+        return self._allocated - self.size
+
+    def reserve(self, length: int) -> None:
+        """See `AppendFile.reserve`."""
+        try:
+            os.posix_fallocate(self._descriptor, self.size, length)
+        except OSError as error:
+            raise disk_error("allocate", self._path, error) from error
+        self._allocated = max(self._allocated, self.size + length)
 
     def fdatasync(self) -> None:
         """See `AppendFile.fdatasync`."""
@@ -80,7 +96,7 @@ class RealAppendFile:
         """See `AppendFile.truncate`."""
         try:
             os.ftruncate(self._descriptor, size)
-            self.size = size
+            self.size = self._allocated = size
             os.fsync(self._descriptor)
         except OSError as error:
             raise FlushFailedError(

@@ -21,8 +21,8 @@ from .kernel_syncs import KernelSyncs
 KILL = 9
 VARIABLE = "KEYLANE_FAIL_AT"
 FILE_POINTS = (
-    "create", "created", "write", "write~", "written", "sync", "synced", "truncate", "truncated",
-    "rename", "renamed", "remove", "removed", "sync-folder", "folder-synced", "make-folder",
+    "create", "created", "write", "write~", "written", "sync", "synced", "reserve", "reserved",
+    "truncate", "truncated", "rename", "renamed", "remove", "removed", "sync-folder", "folder-synced", "make-folder",
     "folder-made",
 )  # fmt: skip
 LIBRARY_POINTS = (
@@ -74,6 +74,17 @@ class FailingAppendFile:
         self._file.append(buffers)
         self.size = self._file.size
         self._point.reach("written")
+
+    @property
+    def reserved(self) -> int:
+        """See `AppendFile.reserved`."""
+        return self._file.reserved
+
+    def reserve(self, length: int) -> None:
+        """See `AppendFile.reserve`."""
+        self._point.reach("reserve")
+        self._file.reserve(length)
+        self._point.reach("reserved")
 
     def fdatasync(self) -> None:
         """See `AppendFile.fdatasync`."""

@@ -37,7 +37,21 @@ class AppendFile(Protocol):
     """A file open for writing at its end."""
 
     size: int
-    """Bytes in the file, synced or not."""
+    """The end: bytes in the file, synced or not, without reserved ones."""
+
+    @property
+    def reserved(self) -> int:
+        """Bytes behind the end that are reserved; when the file is opened they count as written, and are zeros."""
+        ...
+
+    def reserve(self, length: int) -> None:
+        """
+        Give the file `length` bytes of zeros behind its end, which appends overwrite: their syncs need note no new size.
+
+        Raises:
+            StorageError: the disk is full, or has no such way; nothing that was written is changed.
+        """
+        ...
 
     def append(self, buffers: Sequence[Buffer]) -> None:
         """Write the buffers one after another.  Raises DiskFullError, StorageError."""
@@ -56,7 +70,7 @@ class AppendFile(Protocol):
         ...
 
     def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes, durably."""
+        """Cut the file to `size` bytes, durably; none are reserved then."""
         ...
 
     def rewind(self, size: int) -> None:

@@ -53,6 +53,10 @@ class _Content:
         survived = bytearray(self.synced)
         lost = rng.randrange(len(self.written[-1][1])) // block_bytes if self.torn else -1
         for start, data in self.written:
+            if data.count(0) == len(data):  # reserved: its size is noted or not
+                if rng.random() < keep:
+                    survived.extend(bytes(max(0, start + len(data) - len(survived))))
+                continue
             whole = start != self.written[-1][0]
             for at in range(0, len(data), block_bytes):
                 if rng.random() < keep and (whole or at // block_bytes != lost):
@@ -78,9 +82,12 @@ class SimAppendFile:
         room = self._disk.room
         if self._disk.fail == "write":
             data = data[: len(data) // 2]  # a short write, and then the error
+        full = False
         if room is not None:
-            data = data[: max(room, 0)]
-            self._disk.room = room - len(data)
+            left = self.reserved + max(room, 0)
+            full = len(data) >= left
+            data = data[:left]
+            self._disk.room = room - max(len(data) - self.reserved, 0)
         self._content.data[self.size : self.size + len(data)] = data
         self._content.written.append((self.size, data))
         self.size += len(data)
@@ -90,8 +97,28 @@ class SimAppendFile:
             raise Crashed("in a write")
         if self._disk.fail == "write":
             raise StorageError(f"write {self._path}: Input/output error", path=self._path)
-        if room is not None and self._disk.room == 0:
+        if full:
             raise DiskFullError(f"write {self._path}: No space left on device", path=self._path)
+
+    @property
+    def reserved(self) -> int:
+        """See `AppendFile.reserved`."""
+        return max(len(self._content.data) - self.size, 0)
+
+    def reserve(self, length: int) -> None:
+        """See `AppendFile.reserve`."""
+        if not self._disk.reserves:
+            raise StorageError(f"allocate {self._path}: Operation not supported", path=self._path)
+        self._disk.step("reserve")
+        more = bytes(max(length - self.reserved, 0))
+        if self._disk.room is not None:
+            if self._disk.room < len(more):
+                raise DiskFullError(
+                    f"allocate {self._path}: No space left on device", path=self._path
+                )
+            self._disk.room -= len(more)
+        self._content.written.append((len(self._content.data), more))
+        self._content.data += more
 
     def fdatasync(self) -> None:
         """See `AppendFile.fdatasync`."""
@@ -143,6 +170,8 @@ class SimDisk:
         self.total = 1 << 41
         self.room: int | None = None
         """Bytes left; None: enough."""
+        self.reserves = False
+        """True if files can reserve bytes behind their end."""
         self.fail = ""
         """"write", "fdatasync" or "remove": the operation that fails from now on."""
         self.steps = 0
@@ -164,6 +193,7 @@ class SimDisk:
     def after_crash(self, rng: random.Random) -> SimDisk:
         """The disk as it is when the machine comes up again."""
         disk = SimDisk(self.block_bytes)
+        disk.reserves = self.reserves
         disk.folders = set(self.folders)
         for folder in self.folders:
             names = dict(self._named.get(folder, {}))

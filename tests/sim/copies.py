@@ -84,6 +84,6 @@ def _copy_of(disk: SimDisk) -> SimDisk:
     copy = disk_of({path: bytes(content.data) for path, content in disk.contents.items()})
     for folder in disk.folders:
         copy.make_folder(folder)
-    copy.block_bytes = disk.block_bytes
+    copy.block_bytes, copy.reserves = disk.block_bytes, disk.reserves
     copy.protected = set(disk.protected)
     return copy

@@ -11,6 +11,8 @@ Invariants
     BARRIER is damage of durable bytes.  Damage without such a record behind it is a commit that never became durable.
     The body of a record is not copied or changed: only its header of 96 bytes is stamped.
     Segments are removed from the first on.  A segment is removed only when the one before it is durably gone.
+    The last segment may have zeros behind its end, which are reserved for small plans; they are cut at the end of the
+    segment, at a close, and at a start.
 """
 
 from __future__ import annotations
@@ -30,6 +32,10 @@ log = logging.getLogger("keylane.broker")
 FOLDER = "log"
 SUFFIX = ".log"
 BARRIER = 0x80
+RESERVED_BYTES = 1 << 20
+"""Reserved behind the end for small plans: the sync of a write into reserved bytes takes two thirds of the time."""
+SMALL_BYTES_MAX = 64 << 10
+"""Of a plan for which bytes are reserved.  Larger ones have few syncs for their bytes."""
 _FLAGS_AT = 15
 _KIND_AT = 13
 
@@ -111,6 +117,8 @@ class CommitLog:
         self.end = end
         """Position behind the last durable record.  After a crash the log is at least this long."""
         self._active: AppendFile | None = None
+        self._reserves = True
+        """False if the disk reserved nothing when it was last asked for the active segment."""
         self._trail = TrailWriter(files)
 
     @property
@@ -149,6 +157,8 @@ class CommitLog:
                 if base != self._bases[-1]:
                     sealed.append(self._bases[-1])
                 file = self._segment(base)
+                if base == plan.chunks[-1][0]:
+                    self._reserve(plan, file)
                 file.append(buffers)
                 file.fdatasync()
         except DiskFullError:
@@ -166,7 +176,8 @@ class CommitLog:
         Write a plan without making it durable; once its file is synced, call `end_write`.
 
         Returns:
-            The file; None: nothing was written, because the plan begins a segment; `write` it.
+            The file; None: nothing was written, because the plan begins a segment, or bytes have to be reserved;
+            `write` it.
 
         Raises:
             DiskFullError: `undo` the plan; a later one may be tried.
@@ -175,6 +186,8 @@ class CommitLog:
         assert plan.start == self.end
         (base, buffers), file = plan.chunks[0], self._active
         if len(plan.chunks) > 1 or file is None or base != self._bases[-1]:
+            return None
+        if self._reserves and file.reserved < plan.end - plan.start:
             return None
         try:
             file.append(buffers)
@@ -191,6 +204,17 @@ class CommitLog:
             if traces:
                 self._trail.add(base, traces)
 
+    def _reserve(self, plan: WritePlan, file: AppendFile) -> None:
+        """Reserve bytes for a small plan and those behind it, if the disk has them."""
+        length = plan.end - plan.start
+        if not self._reserves or length > SMALL_BYTES_MAX or file.reserved >= length:
+            return
+        try:
+            file.reserve(max(length, min(RESERVED_BYTES, self._segment_bytes - file.size)))
+        except StorageError as error:
+            log.debug("no bytes are reserved: %s", error.message)
+        self._reserves = file.reserved >= length
+
     def _protect(self, sealed: list[int]) -> None:
         for base in sealed:
             try:
@@ -201,14 +225,29 @@ class CommitLog:
     def _segment(self, base: int) -> AppendFile:
         if self._active is not None and base == self._bases[-1]:
             return self._active
-        if self._active is not None:
-            self._active.close()
-            self._active = None
-        self._active = self._files.open_append(segment_path(base))
+        self._close_active()
+        self._reserves = True
+        file = self._active = self._files.open_append(segment_path(base))
+        if base == self._bases[-1] and file.size != self.end - base:
+            text = (
+                f"{segment_path(base)} has {file.size} bytes, and the log ends at {self.end - base}"
+            )
+            raise StorageError(text, path=segment_path(base))
         self._files.sync_folder(FOLDER)
         if base != self._bases[-1]:
             self._bases = [*self._bases, base]
         return self._active
+
+    def _close_active(self) -> None:
+        """Close the last segment, without the bytes that are reserved for it."""
+        file, self._active = self._active, None
+        if file is None:
+            return
+        try:
+            if file.reserved:
+                file.truncate(file.size)
+        finally:
+            file.close()
 
     def undo(self, plan: WritePlan) -> None:
         """Cut the log at the end of the plan before, durably.  Raises FlushFailedError."""
@@ -312,9 +351,15 @@ class CommitLog:
     def close(self) -> None:
         """Close the files."""
         self._trail.close()
-        if self._active is not None:
-            self._active.close()
+        file = self._active
+        if file is not None and file.size != self.end - self._bases[-1]:
+            # A plan has failed: nothing is written any more.
+            file.close()
             self._active = None
+        try:
+            self._close_active()
+        except StorageError as error:
+            log.warning("reserved bytes are cut at the next start: %s", error.message)
 
 
 def _start(range_: tuple[int, int]) -> int:

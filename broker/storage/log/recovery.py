@@ -5,6 +5,7 @@
                                                     a whole record with BARRIER after p          → a hole
                                                     p was durable, by the trail or the snapshot  → a hole
                                                     else: a commit that never became durable     → cut at p
+                                                          (and zeros at the end, which were reserved)
 
 A hole ends where the next whole record begins.  It has the known lost records: from the trail, or from a whole header
 of a damaged body.  A large hole, or one with unknown records, is reported in parts.
@@ -53,11 +54,13 @@ _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredLog:
-    """A recovered log: the bases of its segments, its end, and the number of bytes cut off."""
+    """A recovered log: the bases of its segments, its end, and the number of bytes of an unfinished write."""
 
     bases: list[int]
     end: int
     cut_bytes: int = 0
+    reserved_bytes: int = 0
+    """Zeros at the end of the last segment, which are cut too."""
     unproven: int = 0
     """Records at or above this position may be in the page cache only."""
 
@@ -92,6 +95,7 @@ def recover_log(
                 counted(recovered.cut_bytes, "byte"),
                 recovered.end,
             )
+        if recovered.cut_bytes or recovered.reserved_bytes:
             file.truncate(recovered.end - last)
         _write_again(files, file, base=last, start=recovered.unproven, end=recovered.end)
         file.fdatasync()
@@ -201,18 +205,22 @@ class _Scan:
             elif self._at < self._durable:
                 break
             else:
-                return self._recovered(cut_bytes=end - self._at)
+                return self._recovered(end)
         if self._at < self._durable:
             self._lose(self._durable, problem or "the end is missing")
         if self._at > end or not self._bases:
             self._bases.append(self._at)
-        return self._recovered(cut_bytes=max(0, end - self._at))
+        return self._recovered(end)
 
-    def _recovered(self, *, cut_bytes: int) -> RecoveredLog:
+    def _recovered(self, end: int) -> RecoveredLog:
+        """The log that ends at the present position, where the last file has bytes until `end`."""
+        base = self._bases[-1]
+        written = written_end(self._files, base, self._at, end) if self._at < end else self._at
         return RecoveredLog(
             bases=self._bases,
             end=self._at,
-            cut_bytes=cut_bytes,
+            cut_bytes=written - self._at,
+            reserved_bytes=max(0, end - written),
             unproven=max(self._durable, self._barrier),
         )
 
@@ -339,6 +347,18 @@ class _Scan:
         if isinstance(header, Header) and header.position == self._at:
             position = self._at + header.length  # bytes of its body must not count as records
         return whole_records(self._files, base, position)
+
+
+def written_end(files: Files, base: int, start: int, end: int) -> int:
+    """The position behind the last byte in `[start, end)` of a segment that is not zero; `start` without any."""
+    path = segment_path(base)
+    while start < end:
+        at = max(start, end - READ_BYTES)
+        kept = files.pread(path, at - base, end - at).rstrip(b"\0")
+        if kept:
+            return at + len(kept)
+        end = at
+    return start
 
 
 def whole_records(files: Files, base: int, position: int) -> Iterator[Header]:

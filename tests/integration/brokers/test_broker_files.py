@@ -47,6 +47,29 @@ def test_file_is_appended_to_when_opened_again(disk):
     assert disk.pread("log/a", 0, 100) == whole[:7] + b"end"
 
 
+def test_reserved_bytes_are_zeros_that_appends_overwrite(disk):
+    """The file is longer, its end stays where it is, and a cut takes them away."""
+    if isinstance(disk, SimDisk):
+        disk.reserves = True
+    file = disk.open_append("a")
+    file.append([b"one"])
+    assert (file.size, file.reserved) == (3, 0)
+    file.reserve(5_000)
+    file.reserve(4_000)
+    assert (file.size, file.reserved, disk.size("a")) == (3, 5_000, 5_003)
+    file.append([b"two"])
+    file.fdatasync()
+    assert (file.size, file.reserved, disk.size("a")) == (6, 4_997, 5_003)
+    assert disk.pread("a", 0, 10) == b"onetwo\0\0\0\0"
+    file.append([bytes(6_000)])
+    assert (file.size, file.reserved, disk.size("a")) == (6_006, 0, 6_006)
+    file.reserve(10)
+    file.truncate(6)
+    assert (file.size, file.reserved, disk.size("a")) == (6, 0, 6)
+    file.close()
+    assert disk.open_append("a").size == 6
+
+
 def test_failed_replacement_frees_its_room():
     """A replacement that the disk has no room for leaves the old file in place and frees the room it took."""
     disk = SimDisk()

@@ -285,13 +285,13 @@ class BrokerHost(Host):
         super().__init__(*args)
         self.group = group
         self._claims = claims
-        self.disk = SimDisk(TORN_BYTES)
+        self._settings = settings
+        self.disk = self._empty_disk()
         self.store: Store | None = None
         self.port = port
         self._meta = meta
         self._record = record
         self._tick = clock_tick
-        self._settings = settings
         self._queued_bytes = queued_bytes
         self._disk_s = disk_s
         self.removed = Removed()
@@ -469,10 +469,16 @@ class BrokerHost(Host):
             self.loop.faults.append(f"partition {partition_id} was sealed, and took messages")
         return store
 
+    def _empty_disk(self) -> SimDisk:
+        """In two of three worlds one that reserves bytes for logs."""
+        disk = SimDisk(TORN_BYTES)
+        disk.reserves = self._settings.get("segment_bytes") != 1 << 16
+        return disk
+
     def replace_disk(self) -> None:
         """Lose the disk; the broker's next start finds an empty one."""
         self.lost_disk = self.disk
-        self.disk = SimDisk(TORN_BYTES)
+        self.disk = self._empty_disk()
         self.store = None
 
     def look_at_lost_disk(self) -> Store | None:

@@ -71,6 +71,45 @@ def test_damage_is_cut_when_no_barrier_follows():
     assert (visits.records, visits.holes) == ([0], [])
 
 
+def with_zeros(segments: dict[int, bytearray], count: int = 4_000_000) -> SimDisk:
+    """The last segment has reserved bytes behind its end, more than recovery reads at once."""
+    segments[max(segments)].extend(bytes(count))
+    return disk_with(segments)
+
+
+def test_reserved_bytes_are_cut_and_are_no_unfinished_write():
+    """They end the log; the file is cut there, so that the next record follows the last one."""
+    disk = with_zeros(log_of(2, 1))
+    scanned = scan_log(disk, Visits())
+    assert (scanned.end, scanned.cut_bytes, scanned.reserved_bytes) == (3 * LENGTH, 0, 4_000_000)
+    visits = Visits()
+    recovered = recover_log(disk, visits)
+    assert recovered == scanned
+    assert (visits.records, visits.holes) == ([0, LENGTH, 2 * LENGTH], [])
+    assert disk.size(segment_path(0)) == 3 * LENGTH
+    assert not disk.list()[1:]  # nothing is kept of what was cut
+
+
+def test_unfinished_write_ends_with_its_last_byte_before_reserved_ones():
+    """A commit of which a block is missing is cut with the zeros behind it, and only its own bytes are told."""
+    segments = log_of(1, 2)
+    spoil(segments, 1)
+    visits = Visits()
+    recovered = recover_log(with_zeros(segments), visits)
+    assert (recovered.end, visits.records, visits.holes) == (LENGTH, [0], [])
+    assert recovered.cut_bytes == 2 * LENGTH
+    assert recovered.reserved_bytes == 4_000_000
+
+
+def test_durable_end_that_became_zeros_is_a_hole():
+    """A snapshot knows of two records more than there are: their bytes are lost, and not cut as reserved ones."""
+    visits = Visits()
+    recovered = recover_log(with_zeros(log_of(1)), visits, durable=3 * LENGTH)
+    assert (recovered.end, visits.records) == (3 * LENGTH, [0])
+    assert visits.holes == [(LENGTH, 3 * LENGTH)]
+    assert (recovered.bases, recovered.reserved_bytes) == ([0], 4_000_000 - 2 * LENGTH)
+
+
 def test_damage_is_a_hole_when_a_barrier_follows():
     """A later commit began after the damaged one was durable."""
     segments = log_of(2, 1)
