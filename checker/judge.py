@@ -310,6 +310,6 @@ class Judge:
                     self.findings.note("lost", f"{where} was acked and never handled")
                 elif drained:
                     self.findings.note("starvation", f"{where} was never handled")
-            for progress in partitions.values():
-                progress.close(drained=drained)
+            for partition_id, progress in partitions.items():
+                progress.close(drained=drained and partition_id not in self._lost)
         return self.findings

@@ -296,6 +296,14 @@ def test_lost_partition_is_not_owed_after_the_loss_is_accepted():
     assert "starvation" in _kinds(_around_a_lost_partition(*first))
 
 
+def test_message_of_a_lost_partition_is_not_owed_when_a_fenced_owner_ends_it():
+    """The owner after it may not have handled it before the disk was lost."""
+    log = [sent(0), sent(1, b"j"), settled(0), settled(1), stored(0), stored(1, key=b"j")]
+    fenced = [*log, started(0), granted(2, B), *handled(1, token=2, session=B)]
+    assert not _kinds([*fenced, AcceptedLost(1), ended(0)])
+    assert _kinds([*fenced, ended(0)]) == {"stale effect"}
+
+
 def test_message_of_a_lost_partition_is_not_begun_behind_a_newer_message():
     """A consumer that still has some of it handles that first, or not at all."""
     first = [started(0, offset=0), ended(0, offset=0), AcceptedLost(2)]
