@@ -37,7 +37,7 @@ class RealAppendFile:
         self._descriptor = descriptor
         self.size = os.fstat(descriptor).st_size
         self._allocated = self.size
-        """Bytes of the file with those that are reserved."""
+        """Bytes of the file when it was opened, cut or last given reserved bytes."""
 
     def append(self, buffers: Sequence[Buffer]) -> None:
         """See `AppendFile.append`.  One system call writes many buffers; a short write is continued."""
@@ -50,12 +50,11 @@ class RealAppendFile:
                     raise disk_error("write", self._path, error) from error
                 self.size += written
                 left = _rest(left, written)
-        self._allocated = max(self._allocated, self.size)
 
     @property
     def reserved(self) -> int:
         """See `AppendFile.reserved`."""
-        return self._allocated - self.size
+        return max(self._allocated - self.size, 0)
 
     def reserve(self, length: int) -> None:
         """See `AppendFile.reserve`."""
@@ -63,7 +62,8 @@ class RealAppendFile:
             os.posix_fallocate(self._descriptor, self.size, length)
         except OSError as error:
             raise disk_error("allocate", self._path, error) from error
-        self._allocated = max(self._allocated, self.size + length)
+        finally:
+            self._allocated = os.fstat(self._descriptor).st_size  # a full disk may have had a part
 
     def fdatasync(self) -> None:
         """See `AppendFile.fdatasync`."""

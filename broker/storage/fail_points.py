@@ -21,9 +21,8 @@ from .kernel_syncs import KernelSyncs
 KILL = 9
 VARIABLE = "KEYLANE_FAIL_AT"
 FILE_POINTS = (
-    "create", "created", "write", "write~", "written", "sync", "synced", "reserve", "reserved",
-    "truncate", "truncated", "rename", "renamed", "remove", "removed", "sync-folder", "folder-synced", "make-folder",
-    "folder-made",
+    "create", "created", "write", "write~", "written", "sync", "synced", "reserve", "reserved", "truncate", "truncated",
+    "rename", "renamed", "remove", "removed", "sync-folder", "folder-synced", "make-folder", "folder-made",
 )  # fmt: skip
 LIBRARY_POINTS = (
     "index-write", "index-written", "index-sync", "index-synced", "index-flush", "index-flushed",

@@ -49,7 +49,8 @@ class AppendFile(Protocol):
         Give the file `length` bytes of zeros behind its end, which appends overwrite: their syncs need note no new size.
 
         Raises:
-            StorageError: the disk is full, or has no such way; nothing that was written is changed.
+            StorageError: the disk is full, or has no such way; nothing that was written is changed, and a part of the
+                bytes may be reserved.
         """
         ...
 

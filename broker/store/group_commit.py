@@ -40,15 +40,13 @@ from ...protocol.errors import (
 from ...rpc.operating.histogram import Histogram
 from ..storage.append_file import Buffer
 from ..storage.index.interface import ConsumeQueues, Unit
-from ..storage.log.commit_log import CommitLog, WritePlan
+from ..storage.log.commit_log import SMALL_BYTES_MAX, CommitLog, WritePlan
 from .admission import WAITING_MAX, AdmissionQueue
 from .quick_sync import QuickSync
 
 log = logging.getLogger("keylane.broker")
 
 RETRY_FULL_MS = 1_000
-QUICK_BYTES_MAX = 64 << 10
-"""A larger commit goes to a thread: copying it would hold the event loop."""
 OWN_QUEUED_BYTES_MAX = 1 << 20
 """Room in the queue for records that are not messages, so that fast producers never keep out fences and seals."""
 _NOTHING = bytearray()
@@ -313,7 +311,7 @@ class GroupCommit:
     async def _make_durable(self, plan: WritePlan, units: list[tuple[int, Unit]]) -> bool:
         """As `_write`, without a thread if the commit is small and nothing else is being written."""
         quick = self._quick
-        small = plan.end - plan.start <= QUICK_BYTES_MAX and self._queues.dispatches_in_memory
+        small = plan.end - plan.start <= SMALL_BYTES_MAX and self._queues.dispatches_in_memory
         if quick is None or not (small and quick.is_ready()):
             return bool(await self._run_blocking(self._write, plan, units))
         began_ns = self._clock.boot_ns()

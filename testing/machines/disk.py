@@ -37,26 +37,28 @@ class _Content:
         self.written: list[tuple[int, bytes]] = []
         self.torn = False
         """The last write has lost one of its blocks, and nothing else is missing."""
+        self.reserved_to = 0
+        """The end of the bytes that were reserved since the last sync; the disk notes all of them or none."""
 
     def sync(self) -> None:
         """Only what was written since the last sync goes to the platter: a failed sync has lost it from there."""
         platter = self.synced
+        platter.extend(bytes(max(0, self.reserved_to - len(platter))))
         for start, data in self.written:
             platter.extend(bytes(max(0, start + len(data) - len(platter))))
             platter[start : start + len(data)] = data
         del platter[len(self.data) :]
         self.written.clear()
+        self.reserved_to = 0
 
     def crashed(self, rng: random.Random, block_bytes: int) -> bytes:
         """The synced bytes and some of the blocks of what was written since."""
         keep = 1.0 if self.torn else rng.choice((0.0, 0.5, 0.9, 1.0))
         survived = bytearray(self.synced)
+        if self.reserved_to and rng.random() < keep:
+            survived.extend(bytes(max(0, self.reserved_to - len(survived))))
         lost = rng.randrange(len(self.written[-1][1])) // block_bytes if self.torn else -1
         for start, data in self.written:
-            if data.count(0) == len(data):  # reserved: its size is noted or not
-                if rng.random() < keep:
-                    survived.extend(bytes(max(0, start + len(data) - len(survived))))
-                continue
             whole = start != self.written[-1][0]
             for at in range(0, len(data), block_bytes):
                 if rng.random() < keep and (whole or at // block_bytes != lost):
@@ -117,8 +119,8 @@ class SimAppendFile:
                     f"allocate {self._path}: No space left on device", path=self._path
                 )
             self._disk.room -= len(more)
-        self._content.written.append((len(self._content.data), more))
         self._content.data += more
+        self._content.reserved_to = len(self._content.data)
 
     def fdatasync(self) -> None:
         """See `AppendFile.fdatasync`."""
@@ -126,6 +128,7 @@ class SimAppendFile:
         if self._disk.fail == "fdatasync":
             # As Linux does: the pages are marked clean, and are not on the disk.
             self._content.written.clear()
+            self._content.reserved_to = 0
             raise FlushFailedError(f"fdatasync {self._path}: Input/output error", path=self._path)
         self._content.sync()
         self._disk.syncs += 1

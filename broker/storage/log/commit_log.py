@@ -35,7 +35,7 @@ BARRIER = 0x80
 RESERVED_BYTES = 1 << 20
 """Reserved behind the end for small plans: the sync of a write into reserved bytes takes two thirds of the time."""
 SMALL_BYTES_MAX = 64 << 10
-"""Of a plan for which bytes are reserved.  Larger ones have few syncs for their bytes."""
+"""Of a small plan: bytes are reserved for it, and the kernel may sync it.  Larger ones have few syncs for their bytes."""
 _FLAGS_AT = 15
 _KIND_AT = 13
 
@@ -225,7 +225,7 @@ class CommitLog:
     def _segment(self, base: int) -> AppendFile:
         if self._active is not None and base == self._bases[-1]:
             return self._active
-        self._close_active()
+        self._close_active(cut=True)
         self._reserves = True
         file = self._active = self._files.open_append(segment_path(base))
         if base == self._bases[-1] and file.size != self.end - base:
@@ -238,22 +238,20 @@ class CommitLog:
             self._bases = [*self._bases, base]
         return self._active
 
-    def _close_active(self) -> None:
-        """Close the last segment, without the bytes that are reserved for it."""
+    def _close_active(self, *, cut: bool) -> None:
+        """Close the last segment; with `cut`, without the bytes that are reserved for it."""
         file, self._active = self._active, None
         if file is None:
             return
         try:
-            if file.reserved:
+            if cut and file.reserved:
                 file.truncate(file.size)
         finally:
             file.close()
 
     def undo(self, plan: WritePlan) -> None:
         """Cut the log at the end of the plan before, durably.  Raises FlushFailedError."""
-        if self._active is not None:
-            self._active.close()
-            self._active = None
+        self._close_active(cut=False)
         try:
             while self._bases[-1] > plan.chunks[0][0]:
                 self._remove_files(self._bases[-1])
@@ -352,12 +350,10 @@ class CommitLog:
         """Close the files."""
         self._trail.close()
         file = self._active
-        if file is not None and file.size != self.end - self._bases[-1]:
-            # A plan has failed: nothing is written any more.
-            file.close()
-            self._active = None
+        # Behind a plan that has failed nothing is written any more.
+        whole = file is not None and file.size == self.end - self._bases[-1]
         try:
-            self._close_active()
+            self._close_active(cut=whole)
         except StorageError as error:
             log.warning("reserved bytes are cut at the next start: %s", error.message)
 

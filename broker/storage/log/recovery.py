@@ -84,7 +84,7 @@ def recover_log(
     if files.size(segment_path(last)) is None:
         return recovered
     if recovered.cut_bytes:
-        _keep_cut(files, last, recovered.end)
+        _keep_cut(files, last, recovered.end, recovered.cut_bytes)
     # A sealed segment is written again if all segments behind it are lost.
     files.unprotect(segment_path(last))
     file = files.open_append(segment_path(last))
@@ -379,14 +379,16 @@ def whole_records(files: Files, base: int, position: int) -> Iterator[Header]:
         at += READ_BYTES if start < 0 else start
 
 
-def _keep_cut(files: Files, base: int, position: int) -> None:
-    """Copy the bytes that are about to be cut into a file, if they have whole records."""
+def _keep_cut(files: Files, base: int, position: int, length: int) -> None:
+    """Copy the `length` bytes of an unfinished write, which are about to be cut, if they have whole records."""
     whole = sum(1 for _ in whole_records(files, base, position))
     if not whole:
         return
     path = segment_path(base)
-    starts = range(position - base, files.size(path) or 0, READ_BYTES)
-    parts = ([files.pread(path, at, READ_BYTES)] for at in starts)
+    start, end = position - base, position - base + length
+    parts = (
+        [files.pread(path, at, min(READ_BYTES, end - at))] for at in range(start, end, READ_BYTES)
+    )
     replace_large_file(files, f"cut-{position:020d}.bin", parts)
     log.warning(
         "%d whole records of the unfinished write are kept in cut-%020d.bin", whole, position

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import stat
@@ -68,6 +69,25 @@ def test_reserved_bytes_are_zeros_that_appends_overwrite(disk):
     assert (file.size, file.reserved, disk.size("a")) == (6, 0, 6)
     file.close()
     assert disk.open_append("a").size == 6
+
+
+def test_reserved_bytes_are_known_when_the_disk_had_a_part_of_them(tmp_path, monkeypatch):
+    """A full disk may give a part before it refuses: the file is longer, and a cut takes the part away."""
+    files = RealFiles(tmp_path)
+    file = files.open_append("a")
+    file.append([b"one"])
+
+    def allocate(descriptor: int, start: int, _length: int) -> None:
+        os.ftruncate(descriptor, start + 4_096)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    with pytest.raises(DiskFullError):
+        file.reserve(1 << 20)
+    assert (file.size, file.reserved, files.size("a")) == (3, 4_096, 4_099)
+    file.truncate(3)
+    assert (file.reserved, files.size("a")) == (0, 3)
+    file.close()
 
 
 def test_failed_replacement_frees_its_room():

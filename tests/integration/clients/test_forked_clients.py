@@ -6,7 +6,7 @@ import asyncio
 import multiprocessing
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +166,12 @@ class Handled:
     def end(self) -> None:
         self._end.touch()
 
+    async def meet(self, name: str, names: Sequence[str]) -> None:
+        """Wait until the processes of all `names` are here: one that left first would leave its partitions to others."""
+        (self._folder / f"{name}.here").touch()
+        while not all((self._folder / f"{other}.here").exists() for other in names):
+            await asyncio.sleep(0.02)
+
 
 async def filled(cluster: Cluster, subject: str, count: int, *, partitions: int = 4) -> set[bytes]:
     await cluster.create(subject, partitions=partitions)
@@ -200,7 +206,7 @@ def test_consumer_made_before_a_fork_has_a_session_in_each_process(
     """Each process is a member of the group: partitions are shared out, and each message is handled by one of them."""
     handled = Handled(tmp_path)
     asyncio.run(shared_cluster.create("preloaded-consumer", partitions=4))
-    name = "parent"
+    name, names = "parent", ("one", "two")
 
     def handle(message: Message) -> None:
         handled.note(name, message)
@@ -217,14 +223,15 @@ def test_consumer_made_before_a_fork_has_a_session_in_each_process(
     async def consume() -> int:
         async with consumer:
             await handled.until_end()
-            return len(consumer.assignment)
+            count = len(consumer.assignment)
+            await handled.meet(name, names)
+            return count
 
     def child(own: str) -> int:
         nonlocal name
         name = own
         return asyncio.run(consume())
 
-    names = ("one", "two")
     workers = [Child(lambda own=own: child(own)) for own in names]
     waited_for(lambda: len(asyncio.run(holders(shared_cluster, "preloaded-consumer", "g"))) == 2)
     values = asyncio.run(filled(shared_cluster, "preloaded-consumer", 600))

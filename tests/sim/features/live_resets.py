@@ -55,7 +55,7 @@ class LiveResetting(Feature):
         for meta in self.world.metas:
             meta.resumes_resets = True
         self.answers: list[GroupReset] = []
-        self.asked = 0
+        self.reset_count = 0
         """Number of resets."""
         self.answered_at = 0
         """Events in the history when the last one was answered."""
@@ -94,7 +94,7 @@ class LiveResetting(Feature):
         fields |= {"live": True}
         call = partial(world._operator_meta.reset_group, SUBJECT, GROUP)
         world.faults.done += 1
-        self.asked += 1
+        self.reset_count += 1
         world.trace(f"live reset {fields!r}")
         if rng.random() < 0.3:
             world._operator_does(self._cancel(fields["to"]))
@@ -123,7 +123,7 @@ class LiveResetting(Feature):
 
     async def _cancel(self, to: ResetTo) -> None:
         """Cancel the reset that was just asked for, or the one after it; one that is told as canceled asks no broker."""
-        world, number = self.world, self.asked
+        world, number = self.world, self.reset_count
         began = len(world.history)
         await self.pause(0.6)
         try:
@@ -132,7 +132,7 @@ class LiveResetting(Feature):
             world.trace(f"not canceled: {error!r}")
             return
         world.trace(f"canceled {canceled!r}")
-        if self.asked > number:
+        if self.reset_count > number:
             began = max(began, self.answered_at)
         asked = [event for event in world.history[began:] if type(event) is Resetting]
         # The one before may be told as canceled again, while this one is being planned.

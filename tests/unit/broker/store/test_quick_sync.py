@@ -12,7 +12,7 @@ import pytest
 from keylane.broker.storage.append_file import SyncNotTakenError
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.kernel_syncs import KernelSyncs
-from keylane.broker.store.group_commit import QUICK_BYTES_MAX
+from keylane.broker.storage.log.commit_log import SMALL_BYTES_MAX
 from keylane.broker.store.quick_sync import PAUSE_MS, SLOW_WRITE_MS, KernelQuickSync
 from keylane.protocol.errors import BrokerReadOnlyError, FlushFailedError
 from keylane.rpc.threads.worker_thread import WorkerThread
@@ -99,7 +99,7 @@ async def test_appends_during_a_sync_share_the_next_one(desk, quick):
 
 async def test_large_commit_goes_to_the_thread(desk, quick):
     """Its copy would hold the event loop."""
-    await desk.append(batch(value=b"v" * QUICK_BYTES_MAX))
+    await desk.append(batch(value=b"v" * SMALL_BYTES_MAX))
     assert not quick.waiting
 
 

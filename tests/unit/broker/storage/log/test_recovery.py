@@ -174,6 +174,16 @@ def test_whole_records_are_kept_in_a_file_when_they_are_cut():
     assert bytes(kept) == bytes(segments[0][LENGTH:])
 
 
+def test_whole_records_of_an_unfinished_write_are_kept_without_reserved_bytes():
+    """The file beside the log is as long as what was written."""
+    segments = log_of(3)
+    spoil(segments, 1)
+    written = bytes(segments[0][LENGTH:])
+    disk = with_zeros(segments)
+    recover_log(disk, Visits())
+    assert disk.pread(f"cut-{LENGTH:020d}.bin", 0, LARGE) == written
+
+
 def test_log_is_refused_when_its_segments_are_gone():
     """A snapshot says how far the log reached: an empty folder is not taken for a new log."""
     with pytest.raises(DataFolderError, match="no segments"):
