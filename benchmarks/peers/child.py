@@ -25,7 +25,8 @@ class Child:
     def __init__(self, system: System, role: str, **job: Any) -> None:
         job = {
             "client": system.client, "clients": str(system.home / "clients"),
-            "where": system.where, "loop": system.loop, "role": role, "handler": "each", "size": 100, **job,
+            "where": system.where, "loop": system.loop, "role": role, "sender": "each", "handler": "each",
+            "size": 100, **job,
         }  # fmt: skip
         self._ends_at = time.monotonic() + TAKE_S
         self._rest = b""

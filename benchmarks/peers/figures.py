@@ -50,6 +50,8 @@ A_SECOND, MS, US, MB, MB_S, S = "a second", "ms", "µs", "MB", "MB/s", "s"
 
 FIGURES = {
     "sent_per_s": Figure("sent, every receipt awaited", A_SECOND, aim=2.5),
+    "sent_all_per_s": Figure("sent, `send_all`", A_SECOND, peer="sent_per_s", aim=2.5),
+    "sent_arrow_per_s": Figure("sent, Arrow batches (`send_arrow`)", A_SECOND, peer="sent_per_s"),
     "handled_per_s": Figure("handled, a coroutine a message", A_SECOND, aim=0.65),
     "handled_batch_per_s": Figure(
         "handled, a batch handler (`max_records=500`)", A_SECOND, peer="handled_per_s", aim=1
@@ -57,6 +59,8 @@ FIGURES = {
     "handled_arrow_per_s": Figure("handled, Arrow batches", A_SECOND, peer="handled_per_s"),
     "both_per_s": Figure("sent and handled at once", A_SECOND, aim=2),
     "producer_cpu_us": Figure("producer, processor time a message", US, lower=True),
+    "producer_all_cpu_us": Figure("producer, `send_all`", US, lower=True, peer="producer_cpu_us"),
+    "producer_arrow_cpu_us": Figure("producer, Arrow batches", US, lower=True, peer="producer_cpu_us"),
     "send_broker_cpu_us": Figure("servers while sending, a message", US, lower=True),
     "consumer_cpu_us": Figure("consumer, a coroutine a message", US, lower=True),
     "consumer_batch_cpu_us": Figure(
@@ -161,7 +165,7 @@ class Best:
 
 
 def value_of(name: str, system: str, medians: Medians) -> float | None:
-    """A system's figure; of a peer with one way to handle, that one where keylane has several."""
+    """A system's figure; of a peer with one way to send and to handle, that one where keylane has several."""
     figures = medians.get(system, {})
     shown = name if system.startswith(OURS) else FIGURES[name].peer or name
     return figures.get(shown) if full_rate(name, figures) else None

@@ -35,12 +35,12 @@ WORK = """\
 
 Values of 100 bytes unless a row says otherwise, 10,000 keys in turn, 4 partitions; servers, producer and consumer are processes of their own, on loopback, with data on the machine's disk.
 A round gives each system a turn with fresh servers, warmed before; rounds interleave the systems, and figures are medians over rounds.
-Every ack of a send is awaited, every message is an object whose key and value are touched, but for Arrow batches, where they are touched by column, and every consumer keeps its place.
+Every ack of a send is awaited, but for `send_all` and Arrow, which return once all messages are stored; every message is an object whose key and value are touched, but for Arrow batches, where they are touched by column, and every consumer keeps its place.
 keylane's client is what a reader of the README writes: the loop of `asyncio.run`, and settings as they are.
 
 | take | what |
 | --- | --- |
-| `send` | first send to last ack |
+| `send` | first send to last ack; keylane's in three ways: every receipt awaited, `send_all` of pairs, Arrow batches |
 | `handle` | a backlog, first message to last; keylane's in three ways: a coroutine a message, a batch handler, Arrow |
 | `both` | first send to last message handled, at once |
 | `single` | a message at a time, send to ack |
@@ -206,7 +206,7 @@ def page_of(result: Mapping[str, Any]) -> str:
             "",
             ("Ratios are keylane by the best peer, above 1 where keylane is ahead, whether more is better or less;"
             " the name in brackets is that peer's."
-            f" {NOT_TAKEN}: not taken, or not compared. Peers have one way to handle, which stands beside each of keylane's."),
+            f" {NOT_TAKEN}: not taken, or not compared. Peers have one way to send and one to handle, which stand beside each of keylane's."),
             "A peer that could not keep up with a steady rate is shown at its own, and left out of the ratio.",
             "",
             table_of(result),

@@ -10,7 +10,7 @@ from typing import Any
 from peers.figures import FIGURES, OURS, best_of
 
 SHOWN = (
-    "sent_per_s", "handled_per_s", "handled_batch_per_s", "handled_arrow_per_s", "both_per_s", "consumer_batch_cpu_us",
+    "sent_per_s", "sent_all_per_s", "sent_arrow_per_s", "handled_per_s", "handled_batch_per_s", "handled_arrow_per_s", "both_per_s", "consumer_batch_cpu_us",
     "kib_sent_mb_s", "kib_handled_mb_s", "single_p50_ms", "steady_5000_p50_ms",
     "steady_5000_p99_ms", "steady_5000_cpu_us", "steady_500_p50_ms", "steady_500_cpu_us", "start_s",
 )  # fmt: skip
@@ -50,7 +50,12 @@ def label_of(name: str) -> str:
         return "consumer's processor time, batch handler"
     if name.startswith("steady") and name.endswith("cpu_us"):
         return f"processor time a message, {int(name.split('_')[1]):,}/s"
-    return FIGURES[name].what.replace("`", "").replace(" (max_records=500)", "")
+    return (
+        FIGURES[name]
+        .what.replace("`", "")
+        .replace(" (max_records=500)", "")
+        .replace(" (send_arrow)", "")
+    )
 
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", extra: str = "") -> str:

@@ -114,13 +114,20 @@ class Turn:
         }  # fmt: skip
 
     def send(self) -> Figures:
-        """First send to last ack."""
-        self.create("apart")
-        sent = self._sent("apart", self._count)
-        return {
-            "sent_per_s": sent["per_s"], "producer_cpu_us": sent["us"],
-            "send_broker_cpu_us": sent["broker_us"], "producer_mb": sent["peak_mb"],
-        }  # fmt: skip
+        """First send to last ack, in each way that the system has."""
+        figures: Figures = {}
+        for sender in self._system.senders:
+            suffix = "" if sender == "each" else f"_{sender}"
+            topic = "apart" if sender == "each" else f"apart-{sender}"
+            self.create(topic)
+            sent = self._sent(topic, self._count, sender=sender)
+            figures |= {
+                f"sent{suffix}_per_s": sent["per_s"],
+                f"producer{suffix}_cpu_us": sent["us"],
+                f"send{suffix}_broker_cpu_us": sent["broker_us"],
+                f"producer{suffix}_mb": sent["peak_mb"],
+            }
+        return figures
 
     def handle(self) -> Figures:
         """A backlog, first message to last, in each way that the system has."""

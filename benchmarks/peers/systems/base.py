@@ -83,6 +83,8 @@ class System(ABC):
     """What differs from the defaults, of servers and clients, in words."""
     sends_per_second: ClassVar[int]
     """Roughly; how many messages a take has follows from it."""
+    senders: ClassVar[tuple[str, ...]] = ("each",)
+    """Ways to send as fast as there is room; the first is that of every other take."""
     handlers: ClassVar[tuple[str, ...]] = ("each",)
     """Ways to take messages; the first is that of every other take."""
     loop: ClassVar[str] = "asyncio"
@@ -162,6 +164,7 @@ class Client(ABC):
         self.where: dict[str, Any] = job["where"]
         self.topic: str = job["topic"]
         self.partitions: int = job["partitions"]
+        self.sender: str = job["sender"]
         self.handler: str = job["handler"]
 
     @abstractmethod

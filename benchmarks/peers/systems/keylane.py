@@ -28,6 +28,7 @@ class Keylane(System):
     promise = "written and fsynced, by group commit; a batch that is sent again is stored once"
     settings = "none; the loop is that of `asyncio.run`"
     sends_per_second = 400_000
+    senders = ("each", "all", "arrow")
     handlers = ("each", "batch", "arrow")
 
     @classmethod
@@ -96,7 +97,7 @@ class KeylaneUvloop(Keylane):
 
 
 class KeylaneClient(Client):
-    """Awaits every receipt; handles messages in one of three ways."""
+    """Sends, and handles messages, in one of three ways; awaits every receipt, or the call that ends when all are stored."""
 
     async def open_producer(self) -> None:
         from keylane import Producer
@@ -104,14 +105,34 @@ class KeylaneClient(Client):
         self._producer = await Producer(self.where["meta"]).__aenter__()
         await self._producer.send(self.topic, FIRST, key=KEYS[0])
         self._receipts: deque[Any] = deque()
+        if self.sender == "arrow":
+            await self._send_arrow(FIRST, 1)  # loads the library
 
     async def send_all(self, value: bytes, count: int) -> None:
+        if self.sender == "all":
+            pairs = ((KEYS[number % 10_000], value) for number in range(count))
+            assert await self._producer.send_all(self.topic, pairs) == count
+            return
+        if self.sender == "arrow":
+            await self._send_arrow(value, count)
+            return
         send, topic, receipts = self._producer.send, self.topic, self._receipts
         for number in range(count):
             receipts.append(send(topic, value, key=KEYS[number % 10_000]))
             if len(receipts) >= IN_FLIGHT:
                 await receipts.popleft()
         await self.drain()
+
+    async def _send_arrow(self, value: bytes, count: int) -> None:
+        """Record batches of 10,000 rows, a message of each key."""
+        import pyarrow as pa
+
+        rows = pa.record_batch({"key": KEYS, "value": [value] * len(KEYS)})
+        starts = range(0, count, len(KEYS))
+        batches = (rows.slice(0, min(len(KEYS), count - start)) for start in starts)
+        reader = pa.RecordBatchReader.from_batches(rows.schema, batches)
+        receipt = await self._producer.send_arrow(self.topic, reader, value="value", key="key")
+        assert receipt.stored == count
 
     async def send(self, key: bytes, value: bytes) -> None:
         await self._producer.send(self.topic, value, key=key)
