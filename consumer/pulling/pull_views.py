@@ -88,6 +88,10 @@ class PullViews(ABC):
         """True if messages may be parked on the partition."""
         return self.parking.has_parked
 
+    def knows_parked(self, version: int) -> bool:
+        """True if `check_parked` has nothing to learn."""
+        return self.parking.knows(version)
+
     @property
     def paused(self) -> bool:
         """True while the user has paused the partition."""

@@ -70,6 +70,10 @@ class ScriptedBroker:
         self.requests: list[Request] = []
         self._channel = PartitionChannel(self)
 
+    @property
+    def live_channel(self) -> PartitionChannel:
+        return self._channel
+
     async def channel(self) -> PartitionChannel:
         return self._channel
 
