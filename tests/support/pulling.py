@@ -68,11 +68,15 @@ class ScriptedBroker:
         self.left_out: tuple[Range, ...] = ()
         """Is not sent; the first pull below says so."""
         self.requests: list[Request] = []
+        self.parked_version = 0
+        """As answers to acks have it."""
+        self.is_connected = True
+        """Its channel is open already."""
         self._channel = PartitionChannel(self)
 
     @property
-    def live_channel(self) -> PartitionChannel:
-        return self._channel
+    def live_channel(self) -> PartitionChannel | None:
+        return self._channel if self.is_connected else None
 
     async def channel(self) -> PartitionChannel:
         return self._channel
@@ -100,7 +104,7 @@ class ScriptedBroker:
                 if self.acks:
                     raise self.acks.pop(0)
                 self.cursor = max([self.cursor, *(end for _, end in ranges)])
-                return Acked(self.cursor), b""
+                return Acked(self.cursor, self.parked_version), b""
             case ChangeParked():
                 return ParkedChanged(1), b""
         return Released(), b""
