@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from keylane.consumer import ConsumerSettings
 from keylane.consumer.delivery.alone_turn import AloneTurn
+from keylane.consumer.pull_room import PullRoom
 from keylane.consumer.pulling.lifetime import PullState
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.protocol.backoff import Backoff
@@ -152,6 +153,7 @@ class NotingOwner:
         self.messages: list[Message] = []
         self.codec = None
         self.alone = AloneTurn()
+        self.room = PullRoom()
         self.ended = 0
         self.drained = 0
         self.refreshed = 0
