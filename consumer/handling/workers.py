@@ -34,7 +34,7 @@ from ..pulling.pull_client import PullClient, client_of
 from ..settings import ConsumerSettings
 from .failing import Failing
 from .handlers import Handler, await_result, is_async
-from .lanes import Lanes, Run, UnopenedBatch
+from .lanes import RUN_MIN, Lanes, Run, UnopenedBatch
 from .log_throttle import LogLine, LogThrottle, name_of
 from .not_acked import Retry, only_retry
 from .retries import Retries
@@ -48,8 +48,6 @@ MESSAGES_PER_TURN = 256
 """Messages after which a worker lets the event loop turn, for heartbeats and pulls."""
 RUN_MAX = 1_024
 """As many of a run, whose handlers do not wait, if they take less than RUN_S together."""
-RUN_MIN = 16
-"""Messages of the first run after a handler that waited; each that ends without a wait is followed by one of twice as many."""
 RUN_S = 0.005
 CANCELLED_WAIT_S = 1.0
 """A worker cancelled from outside ends the consumer after this, unless the whole program has ended by then."""
@@ -106,6 +104,7 @@ class Workers:
         self._boot_ns = clock.boot_ns
         self._readings = boot_seconds(clock)
         self._run_size = RUN_MIN
+        """Of the next run: twice as many after each that ends without a wait."""
         self._rng = rng
         self._on_crash = on_crash
         self._log_throttle = LogThrottle(ordered=ordered)
@@ -271,6 +270,8 @@ class Workers:
 
     def _runs_beside(self, worker: WorkerTask | None) -> bool:
         """True if the handler of another worker runs, which waits."""
+        if worker is not None and len(self._work) >= len(self._workers) - 1:
+            return False  # all others are idle
         return any(other.message is not None for other in self._workers if other is not worker)
 
     async def _run_alone(self, worker: WorkerTask) -> tuple[Message | None, int]:

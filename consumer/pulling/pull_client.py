@@ -43,13 +43,13 @@ from ...protocol.record import Header
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient
 from ...rpc.connections import Connections
-from ...rpc.home import Home
 from ..delivery.decode import decode_messages
 from ..delivery.pulled_batch import CutBatch, PulledBatch
 from ..delivery.user_acks import UserAcks
 from ..parking.context import ParkContext
 from ..parking.key_parking import KeyParking
 from ..parking.setting_aside import SettingAside
+from ..pull_room import RoomShare
 from ..settings import ConsumerSettings
 from .ack_sender import AckSender
 from .acks import ranges_of
@@ -144,8 +144,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
             retrying_max=settings.buffer_messages if self.exempts_retries else 0
         )
         self._chain = PullChain(self, timeout_ms=settings.call_timeout_ms)
-        self._room = self.owner.room.share()
-        """For what is pulled and not opened."""
+        self._room: RoomShare = self.owner.room.share()
         self._pauses = settings.backoff.pauses(self._rng)
         """Between pulls that fail."""
         sender = self._new_sender()
@@ -218,11 +217,6 @@ class PullClient(UserAcks, SettingAside, PullViews):
         """Report that the partition is drained, if only parked messages were in the way."""
         self._report_drained(before=False)
 
-    @property
-    def is_careful(self) -> bool:
-        """True while messages that may have ended the process of an earlier owner are handled one at a time."""
-        return self._careful is not None and not self._careful.is_over
-
     def is_of(self, message: Message) -> bool:
         """True if this client handed the message out, also one of an ancestor's."""
         return message.delivery is self or client_of(message) is self
@@ -263,11 +257,6 @@ class PullClient(UserAcks, SettingAside, PullViews):
         self._acks.send_soon()
         self._in_flight.remove(end - start)
 
-    @property
-    def has_messages_out(self) -> bool:
-        """True while a message is with a handler, or waits for one or for its next try."""
-        return self._in_flight.count > 0
-
     def start_no_more(self) -> None:
         """Have no handler start, without a word to others: this process is a child."""
         self.deadline_ns, self.deadline_s = 0, 0.0
@@ -293,11 +282,6 @@ class PullClient(UserAcks, SettingAside, PullViews):
             home.check_thread()
         if self.boot_ns() >= self._acks_until_ns:
             raise LeaseLostError(partition_id=self.partition_id, offset=offset)
-
-    @property
-    def home(self) -> Home:
-        """Where the consumer is open: one for each consumer."""
-        return self._connections.home
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────
     async def run(self, body: Callable[[], Awaitable[None]]) -> None:

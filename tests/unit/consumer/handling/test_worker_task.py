@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from keylane.consumer.handling.worker_task import IdleWorkers
+from keylane.consumer.handling.lanes import RUN_MIN, Lanes
+from keylane.consumer.handling.worker_task import IdleWorkers, WorkerTask
 from keylane.consumer.handling.workers import MESSAGES_PER_TURN
 from keylane.protocol.message import Message
 from sim.machines.clock import ManualClock
@@ -244,3 +245,20 @@ async def test_message_is_another_workers_when_the_one_it_woke_is_cancelled():
     await asyncio.gather(*tasks, return_exceptions=True)
     assert woken == ["first"]
     assert not len(idle)
+
+
+async def test_small_batches_of_a_client_are_opened_together_when_no_handler_waits():
+    """Those of another client are not; a run that may be the first after a wait opens one."""
+    lanes, client, other = Lanes(), Client(1), Client(2)
+    opened: list[int] = []
+    for start in (0, 2, 4):
+        lanes.put_batch(BatchOf(client, opened, b"a", b"b", start=start))
+    lanes.put_batch(BatchOf(other, opened, b"c", start=9))
+    first = lanes.begin_run(RUN_MIN, WorkerTask())
+    assert first
+    assert opened == [0]
+    lanes.end_run(first, 2)
+    second = lanes.begin_run(2 * RUN_MIN, WorkerTask())
+    assert second
+    assert [message.offset for message in second.messages] == [2, 3, 4, 5]
+    assert opened == [0, 2, 4]
