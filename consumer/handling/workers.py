@@ -103,6 +103,7 @@ class Workers:
         self._backoff = backoff
         self._boot_ns = clock.boot_ns
         self._readings = boot_seconds(clock)
+        self._call_soon = asyncio.get_running_loop().call_soon
         self._run_size = RUN_MIN
         """Of the next run: twice as many after each that ends without a wait."""
         self._rng = rng
@@ -168,8 +169,7 @@ class Workers:
             if not self._closed:
                 # Perhaps the whole program ends, and the event loop with it.  If not, the consumer must not lose a worker.
                 self._forget_running(worker)
-                loop = asyncio.get_running_loop()
-                loop.call_later(CANCELLED_WAIT_S, self._on_cancelled)
+                asyncio.get_running_loop().call_later(CANCELLED_WAIT_S, self._on_cancelled)
             raise
         except BaseException as error:
             self._forget_running(worker)
@@ -287,11 +287,12 @@ class Workers:
         lanes, left, until_s = self._lanes, RUN_MAX, next(self._readings) + RUN_S
         while left > 0 and (run := lanes.begin_run(min(left, self._run_size), worker)):
             worker.message = None
-            waits = asyncio.get_running_loop().call_soon(self._interrupt, run)
+            waits = None if lanes.is_rest(run) else self._call_soon(self._interrupt, run)
             try:
                 message, then = await self._handle_run(worker, run, until_s)
             finally:
-                waits.cancel()
+                if waits is not None:
+                    waits.cancel()
             if then is _Then.TURN:
                 return None, 0
             left -= run.begun + 1
@@ -436,13 +437,12 @@ class Workers:
         assert failed is not None
         client: PullClient = failed.delivery  # type: ignore[assignment]
         failure = self._failing.failure(only_retry(error) or error, failed.attempt)
-        kind = failure.kind
         parks = self._ordered and self._failing.parks(failed)
         asked = only_retry(error) or error
         asked_ms = asked.wait_ms if isinstance(asked, Retry) else None
         pause_ms = self._failing.pause_ms(failed, asked_ms)
         line = self._log_throttle.set_aside(
-            *(failed, kind, self._now_ms()),
+            *(failed, failure.kind, self._now_ms()),
             with_key=parks,
             pause_ms=pause_ms,
             asked_for=isinstance(asked, Retry),
@@ -494,8 +494,8 @@ class Workers:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ns = max(due_ns, now_ns + TIMER_MIN_NS)
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later((self._timer_ns - now_ns) / 1e9, self._ring)
+        wait_s = (self._timer_ns - now_ns) / 1e9
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._ring)
 
     def _ring(self) -> None:
         self._timer = None

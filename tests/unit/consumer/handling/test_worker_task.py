@@ -262,3 +262,43 @@ async def test_small_batches_of_a_client_are_opened_together_when_no_handler_wai
     assert second
     assert [message.offset for message in second.messages] == [2, 3, 4, 5]
     assert opened == [0, 2, 4]
+
+
+async def test_message_runs_beside_a_single_one_when_its_handler_waits():
+    """Nothing looks at a lone message until another comes; then its key is taken."""
+    client, going = Client(), asyncio.Event()
+    begun: list[int] = []
+
+    async def handle(message: Message) -> None:
+        begun.append(message.offset)
+        if message.offset == 0:
+            await going.wait()
+
+    workers = workers_of(handle, concurrency=2)
+    client.give(workers, b"a")
+    await eventually(lambda: begun == [0])
+    await asyncio.sleep(0.01)
+    client.give(workers, b"a", b"b", start=1)
+    await eventually(lambda: begun == [0, 2])
+    assert client.handled == [2]
+    going.set()
+    await eventually(lambda: client.handled == [2, 0, 1])
+    await workers.close()
+
+
+async def test_lone_message_is_waited_for_when_its_partition_is_handed_over():
+    client, going = Client(), asyncio.Event()
+
+    async def handle(_message: Message) -> None:
+        await going.wait()
+
+    workers = workers_of(handle, concurrency=2, handover_ms=60_000)
+    client.give(workers, b"a")
+    await asyncio.sleep(0.01)
+    ending = asyncio.create_task(workers.quiesce(client))
+    await asyncio.sleep(0.01)
+    assert not ending.done()
+    going.set()
+    await ending
+    assert client.handled == [0]
+    await workers.close()
