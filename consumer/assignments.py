@@ -23,6 +23,7 @@ from typing import Any
 from ..protocol.clock import Clock
 from ..protocol.codecs.codec import Codec
 from ..protocol.control import Grant, Grants
+from ..protocol.ids import MAX_I64
 from ..protocol.message import Message
 from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy
@@ -33,6 +34,7 @@ from .delivery.filter import MessageFilter
 from .handling.stream import Stream
 from .handling.workers import Workers
 from .membership import Membership
+from .pull_room import PullRoom
 from .pulling.acked_first import AckedFirstClient, AckedFirstSharedClient
 from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, why_lapsed
 from .pulling.pull_client import PullClient
@@ -84,6 +86,8 @@ class Assignments:
         alone: AloneTurn | None = None,
     ) -> None:
         self.alone = alone or AloneTurn()
+        # What waits for others before it is a batch would wait for room that it has itself.
+        self.room = PullRoom(MAX_I64) if settings.max_wait_ms else PullRoom()
         self.codec = codec
         self.wanted = wanted
         self.keeps_batches = isinstance(dispatch, Stream)

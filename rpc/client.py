@@ -440,10 +440,16 @@ class BrokerClient:
         """Calls that wait for the lock, or have it."""
         self._pulls = asyncio.Semaphore(PULLS_AT_ONCE_MAX)
 
+    @property
+    def live_channel(self) -> Channel | None:
+        """The channel, if it is open and no call waits for one; None: `channel` gives one."""
+        channel = self._channel
+        return None if channel is None or channel.closed or self._queued else channel
+
     async def channel(self) -> Channel:
         """The open channel.  Raises NotSentError."""
-        if self._channel is not None and not self._channel.closed and not self._queued:
-            return self._channel
+        if (live := self.live_channel) is not None:
+            return live
         # While others wait, the lock is taken for an open channel too, so that no call overtakes theirs.
         self._queued += 1
         try:

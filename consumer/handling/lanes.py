@@ -26,6 +26,10 @@ from typing import Any, Protocol
 
 from ...protocol.message import Message
 
+OPENED_MAX = 1_024
+"""Messages of several batches that are opened together: small batches share what a run costs."""
+RUN_MIN = 16
+"""Messages of the first run after a handler that waited, which opens one batch only."""
 _by_offset = attrgetter("offset")
 _consume = deque[object](maxlen=0).extend
 
@@ -148,9 +152,19 @@ class Lanes:
         self._plain = batch.client if batch.is_plain and not self._paused else None
         self._put(messages)
 
+    @property
+    def _goes_on(self) -> bool:
+        """True if the next batch is of the pull client of all that has arrived, and both together are few messages."""
+        if self._plain is None or not self._stored:
+            return False
+        batch = self._stored[0]
+        return batch.client is self._plain and len(self.arrived) + batch.count <= OPENED_MAX
+
     def begin_run(self, most: int, holder: Any) -> Run | None:
         """Let up to `most` messages that have arrived, and whose keys are free, run; None if there are none."""
         while not self.arrived and self._stored:
+            self._open()
+        while RUN_MIN < most > len(self.arrived) and self._goes_on:
             self._open()
         if self._plain is None or not self.arrived:
             return None
@@ -164,6 +178,14 @@ class Lanes:
                 return None
         self.run = Run(messages, holder)
         return self.run
+
+    def is_rest(self, run: Run) -> bool:
+        """
+        True if a run is one message, and nothing else waits: if its handler waits, what comes then ends the run.
+
+        No callback has to do that, which would cost a turn of the event loop even if it is cancelled.
+        """
+        return len(run.messages) == len(self.arrived) == 1 and not self._stored and not self.due
 
     def end_run(self, run: Run, handled: int) -> None:
         """End a run whose first messages were handled: none of the others was begun."""

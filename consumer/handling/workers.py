@@ -34,7 +34,7 @@ from ..pulling.pull_client import PullClient, client_of
 from ..settings import ConsumerSettings
 from .failing import Failing
 from .handlers import Handler, await_result, is_async
-from .lanes import Lanes, Run, UnopenedBatch
+from .lanes import RUN_MIN, Lanes, Run, UnopenedBatch
 from .log_throttle import LogLine, LogThrottle, name_of
 from .not_acked import Retry, only_retry
 from .retries import Retries
@@ -48,8 +48,6 @@ MESSAGES_PER_TURN = 256
 """Messages after which a worker lets the event loop turn, for heartbeats and pulls."""
 RUN_MAX = 1_024
 """As many of a run, whose handlers do not wait, if they take less than RUN_S together."""
-RUN_MIN = 16
-"""Messages of the first run after a handler that waited; each that ends without a wait is followed by one of twice as many."""
 RUN_S = 0.005
 CANCELLED_WAIT_S = 1.0
 """A worker cancelled from outside ends the consumer after this, unless the whole program has ended by then."""
@@ -105,7 +103,9 @@ class Workers:
         self._backoff = backoff
         self._boot_ns = clock.boot_ns
         self._readings = boot_seconds(clock)
+        self._call_soon = asyncio.get_running_loop().call_soon
         self._run_size = RUN_MIN
+        """Of the next run: twice as many after each that ends without a wait."""
         self._rng = rng
         self._on_crash = on_crash
         self._log_throttle = LogThrottle(ordered=ordered)
@@ -169,8 +169,7 @@ class Workers:
             if not self._closed:
                 # Perhaps the whole program ends, and the event loop with it.  If not, the consumer must not lose a worker.
                 self._forget_running(worker)
-                loop = asyncio.get_running_loop()
-                loop.call_later(CANCELLED_WAIT_S, self._on_cancelled)
+                asyncio.get_running_loop().call_later(CANCELLED_WAIT_S, self._on_cancelled)
             raise
         except BaseException as error:
             self._forget_running(worker)
@@ -271,6 +270,8 @@ class Workers:
 
     def _runs_beside(self, worker: WorkerTask | None) -> bool:
         """True if the handler of another worker runs, which waits."""
+        if worker is not None and len(self._work) >= len(self._workers) - 1:
+            return False  # all others are idle
         return any(other.message is not None for other in self._workers if other is not worker)
 
     async def _run_alone(self, worker: WorkerTask) -> tuple[Message | None, int]:
@@ -286,11 +287,12 @@ class Workers:
         lanes, left, until_s = self._lanes, RUN_MAX, next(self._readings) + RUN_S
         while left > 0 and (run := lanes.begin_run(min(left, self._run_size), worker)):
             worker.message = None
-            waits = asyncio.get_running_loop().call_soon(self._interrupt, run)
+            waits = None if lanes.is_rest(run) else self._call_soon(self._interrupt, run)
             try:
                 message, then = await self._handle_run(worker, run, until_s)
             finally:
-                waits.cancel()
+                if waits is not None:
+                    waits.cancel()
             if then is _Then.TURN:
                 return None, 0
             left -= run.begun + 1
@@ -435,13 +437,12 @@ class Workers:
         assert failed is not None
         client: PullClient = failed.delivery  # type: ignore[assignment]
         failure = self._failing.failure(only_retry(error) or error, failed.attempt)
-        kind = failure.kind
         parks = self._ordered and self._failing.parks(failed)
         asked = only_retry(error) or error
         asked_ms = asked.wait_ms if isinstance(asked, Retry) else None
         pause_ms = self._failing.pause_ms(failed, asked_ms)
         line = self._log_throttle.set_aside(
-            *(failed, kind, self._now_ms()),
+            *(failed, failure.kind, self._now_ms()),
             with_key=parks,
             pause_ms=pause_ms,
             asked_for=isinstance(asked, Retry),
@@ -493,8 +494,8 @@ class Workers:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ns = max(due_ns, now_ns + TIMER_MIN_NS)
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later((self._timer_ns - now_ns) / 1e9, self._ring)
+        wait_s = (self._timer_ns - now_ns) / 1e9
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._ring)
 
     def _ring(self) -> None:
         self._timer = None

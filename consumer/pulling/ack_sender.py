@@ -4,7 +4,13 @@
                             ▲                │ failed: again, after a pause
                             ╰── every third of the ttl, with nothing, to renew the pull lock
 
-A request that fails loses nothing: its acks are in the next one.
+A request is sent by the timer of its linger, and confirmed where its answer arrives, without a task.  The task of the
+sender waits meanwhile: it opens channels, and gets every error, and every answer that needs a wait.
+
+Invariants
+    A request that fails loses nothing: its acks are in the next one.
+    One request is under way at a time.
+    Who waits for acks makes a request due.
 """
 
 from __future__ import annotations
@@ -12,11 +18,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from typing import NamedTuple
 
 from ...protocol.errors import FencedError, KeylaneError, OverloadedError
 from ...protocol.frames import Ack, Acked
 from ...protocol.message import Message
 from ...protocol.parked import Failure
+from ...rpc.network import Calling
 from ..settings import AckMode, ConsumerSettings
 from .acks import AckQueue
 from .failed_tries import FailedTries
@@ -24,6 +32,19 @@ from .messages_in_flight import MessagesInFlight
 from .pull_views import PullViews
 
 log = logging.getLogger("keylane.consumer")
+CLOCK_S = 0.001
+"""Timers end so much earlier, at most, than a sum of times says."""
+Waiter = asyncio.Future[bool]
+"""Done with the request that has all that was handled before: True if that is durable."""
+
+
+class AckRequest(NamedTuple):
+    """A request, with what is done once it is answered."""
+
+    ack: Ack
+    waiters: list[Waiter]
+    left_over: bool
+    """It does not have all that was handled when it was made."""
 
 
 class AckSender:
@@ -47,7 +68,7 @@ class AckSender:
         self.handled = AckQueue()
         self.tries = FailedTries()
         self.is_due = False
-        """True while `_due` is set; cheaper to read for every handled message."""
+        """A request is to be sent; read for every handled message."""
         self._linger_s = settings.ack_linger_ms / 1000 if settings.ack is AckMode.LINGERING else 0
         self.each = settings.ack is AckMode.EACH
         """The next message of a key waits for the ack of the one before."""
@@ -60,14 +81,42 @@ class AckSender:
         self._in_flight = in_flight
         self._settings = settings
         self._rng = rng
-        self._due = asyncio.Event()
-        self._waiters: list[asyncio.Future[bool]] = []
-        """Of `durable`: done with the request that has all that was handled before the call."""
+        self._loop = asyncio.get_running_loop()
+        self._pauses = settings.backoff.pauses(rng)
+        """Between requests that fail."""
+        self._waiters: list[Waiter] = []
+        """Of `durable`, for the next request."""
+        self._idle_s = settings.ttl_ms / 3000
+        self._sent_s = self._loop.time()
+        """When the last request was made."""
+        self._trouble: asyncio.Future[int | None] | None = None
+        """
+        The task waits for it while requests are sent without it.
+
+        Its result is a version of parked messages to learn of, or None, if the task has to send the next request.
+        """
+        self._timer: asyncio.Handle | None = None
+        """Of the linger."""
+        self._renewal: asyncio.Handle
+        """Of the request that renews the pull lock."""
+        self._under_way: AckRequest | None = None
+        """Sent without the task."""
+        self._calling: Calling | None = None
+        self._ended = False
 
     def send_soon(self) -> None:
         """Send a request once its linger has passed."""
         self.is_due = True
-        self._due.set()
+        if self._timer is not None or self._trouble is None or self._under_way is not None:
+            return
+        loop = self._loop
+        if self.hurries:
+            self._timer = loop.call_soon(self._send_next)
+        elif not self._linger_s:
+            self._timer = loop.call_soon(self._send_now)
+        else:
+            now_s = loop.time()
+            self._timer = loop.call_at(now_s + linger_s(self._linger_s, now_s), self._send_now)
 
     def failed(self, message: Message, failure: Failure) -> None:
         """Have the broker keep how often a message has failed, and show why."""
@@ -86,8 +135,12 @@ class AckSender:
         Returns:
             False if they are not: the broker takes no more ranges now, or the partition was handed over.
         """
-        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        if self._ended:
+            return not self.handled
+        waiter: Waiter = self._loop.create_future()
         self._waiters.append(waiter)
+        if not self.is_due:
+            self.send_soon()
         return await waiter
 
     async def begin(self, offset: int, crashes: int) -> None:
@@ -105,25 +158,35 @@ class AckSender:
 
     async def run(self) -> None:
         """Send acks until cancelled.  Raises FencedError."""
-        pauses = self._settings.backoff.pauses(self._rng)
-        idle_s = self._settings.ttl_ms / 3000
-        while True:
-            try:
-                async with asyncio.timeout(idle_s):
-                    await self._due.wait()
-                now_s = asyncio.get_running_loop().time()
-                await asyncio.sleep(0 if self.hurries else linger_s(self._linger_s, now_s))
-            except TimeoutError:
-                if not self._partition.holds_fence:
-                    continue
-            try:
-                await self._send()
-                pauses.reset()
-            except FencedError:
-                raise
-            except KeylaneError as error:
-                log.info("acks of partition %d: %s", self._who[0], error.message)
-                await asyncio.sleep(pauses.next_ms() / 1000)
+        self._renewal = self._loop.call_later(self._idle_s, self._renew)
+        try:
+            while True:
+                try:
+                    version = await self._without_task()
+                    if version is None:
+                        await self._send()
+                        self._pauses.reset()
+                    else:
+                        await self._partition.check_parked(version)
+                except FencedError:
+                    raise
+                except KeylaneError as error:
+                    log.info("acks of partition %d: %s", self._who[0], error.message)
+                    await asyncio.sleep(self._pauses.next_ms() / 1000)
+        finally:
+            self._renewal.cancel()
+
+    def _renew(self) -> None:
+        """Send a request, with nothing if nothing is handled, if none was made for a third of the ttl."""
+        left_s = self._sent_s + self._idle_s - self._loop.time()
+        if left_s < CLOCK_S:
+            left_s = self._idle_s
+            if self._partition.holds_fence:
+                self.send_soon()
+                if self._timer is not None:  # a linger may be longer than the ttl
+                    self._timer.cancel()
+                    self._timer = self._loop.call_soon(self._send_now)
+        self._renewal = self._loop.call_later(left_s, self._renew)
 
     async def flush(self) -> None:
         """Send all acks that the broker takes.  Raises KeylaneError."""
@@ -132,8 +195,85 @@ class AckSender:
 
     def end(self) -> None:
         """End the waits for acks that will not be sent."""
-        _release(self._waiters, durable=not self.handled)
+        self._ended = True
+        release(self._waiters, durable=not self.handled)
 
+    # ── without a task ───────────────────────────────────────────────────────────────────────────────
+    async def _without_task(self) -> int | None:
+        """
+        Have requests sent by their timers, until something has to be waited for.
+
+        Returns:
+            A version of parked messages that is newer than the one that is known; None: the task sends the next request.
+
+        Raises:
+            KeylaneError: of a request.
+        """
+        self._trouble = self._loop.create_future()
+        if self.is_due:
+            self.send_soon()
+        try:
+            return await self._trouble
+        finally:
+            self._trouble = None
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            calling, self._calling = self._calling, None
+            if calling is not None:
+                calling.cancel()
+            request, self._under_way = self._under_way, None
+            if request is not None:
+                self._take_back(request)
+
+    def _send_next(self) -> None:
+        """Send a request in the next turn of the event loop: who was woken by what is handled may have something for it."""
+        self._timer = self._loop.call_soon(self._send_now)
+
+    def _send_now(self) -> None:
+        """Send a request; its linger has passed."""
+        self._timer = None
+        trouble = self._trouble
+        if trouble is None or trouble.done():
+            return
+        try:
+            channel = self._partition.broker.live_channel
+            if channel is None:
+                trouble.set_result(None)
+                return
+            self._under_way = request = self._request()
+            timeout_ms = self._settings.call_timeout_ms
+            calling = channel.begin(request.ack, timeout_ms=timeout_ms, on_answer=self._answered)
+            if self._under_way is request:
+                self._calling = calling
+        except Exception as error:  # noqa: BLE001 - the task decides
+            _fail(trouble, error)
+
+    def _answered(self, calling: Calling) -> None:
+        """Take the answer to the request that is under way, or its error."""
+        request, self._under_way, self._calling = self._under_way, None, None
+        trouble = self._trouble
+        if request is None:
+            return
+        if trouble is None or trouble.done():
+            self._take_back(request)
+            return
+        try:
+            answer, _ = calling.result()
+            assert isinstance(answer, Acked)
+            self._confirmed(request, answer)
+            self._pauses.reset()
+            if not self._partition.knows_parked(answer.parked_version):
+                trouble.set_result(answer.parked_version)
+        except OverloadedError as error:
+            self._refused(request, error)
+        except Exception as error:  # noqa: BLE001 - the task decides
+            self._take_back(request)
+            _fail(trouble, error)
+        if self.is_due:
+            self.send_soon()
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────
     async def _send(self) -> bool:
         """
         Send one request with the handled offsets, or an empty one that only renews the pull lock.
@@ -141,64 +281,83 @@ class AckSender:
         Returns:
             False if the broker keeps no more ranges above the cursor; the other acks wait for those of older messages.
         """
+        request = self._request()
+        try:
+            answer, _ = await self._partition.broker.call(request.ack)
+        except OverloadedError as error:
+            return self._refused(request, error)
+        except BaseException:
+            self._take_back(request)
+            raise
+        assert isinstance(answer, Acked)
+        self._confirmed(request, answer)
+        await self._partition.check_parked(answer.parked_version)
+        return True
+
+    def _request(self) -> AckRequest:
+        """The next request: all that is due is in it, or in one behind it."""
         self.is_due = False
-        self._due.clear()
+        self._sent_s = self._loop.time()
         ranges = self.handled.take()
-        left_over = self.handled.left_over
         waiters, self._waiters = self._waiters, []
         failed = self.tries.next()
         begun = tuple(self._begun.items()) if self._begun else ()
         self.tries.ended(ranges)
         ack = Ack(*self._who, ranges, failed, self.tries.oldest(), begun)
-        try:
-            answer, _ = await self._partition.broker.call(ack)
-        except OverloadedError as error:
-            _release(waiters, durable=False)  # else no worker would be left for the older messages
-            return self._refused(error)
-        except BaseException:
-            self._due.set()
-            self._waiters = waiters + self._waiters
-            raise
-        assert isinstance(answer, Acked)
+        return AckRequest(ack, waiters, self.handled.left_over)
+
+    def _take_back(self, request: AckRequest) -> None:
+        """Have the next request carry what this one has: it is not known whether the broker has it."""
+        self.is_due = True
+        self._waiters = request.waiters + self._waiters
+
+    def _confirmed(self, request: AckRequest, answer: Acked) -> None:
+        """Note that the broker has a request durably."""
         self.handled.confirmed()
-        self.tries.told(failed)
-        for offset, _ in begun:
+        self.tries.told(request.ack.failed)
+        for offset, _ in request.ack.begun:
             del self._begun[offset]
         if not self.handled.at_range_limit:
             self._in_flight.unblock()
         if self.handled or self.tries:
-            self._due.set()
+            self.is_due = True
         self._partition.acked_to(answer)
-        if left_over:
-            self._waiters = waiters + self._waiters
+        if request.left_over:
+            self._waiters = request.waiters + self._waiters
         else:
-            _release(waiters, durable=True)
-        await self._partition.check_parked(answer.parked_version)
-        return True
+            release(request.waiters, durable=True)
 
-    def _refused(self, error: OverloadedError) -> bool:
+    def _refused(self, request: AckRequest, error: OverloadedError) -> bool:
+        """Note that the broker keeps no more ranges; True if a request with fewer can help."""
+        release(request.waiters, durable=False)  # else no worker would be left for older messages
         if not self.handled.at_range_limit:
             log.warning("partition %d: acks wait for older ones: %s", self._who[0], error.message)
         if self._partition.respects_range_limit:
             self._in_flight.block()
         fewer = self.handled.refused()
         if fewer:
-            self._due.set()
+            self.is_due = True
         return fewer
 
 
 def linger_s(longest_s: float, now_s: float) -> float:
     """
-    Seconds for which a request lingers: between half of `longest_s` and all of it.
+    Seconds for which a request lingers: up to the next multiple of `longest_s`, at most all of it.
 
-    It ends at a multiple of that half, so that the requests of all partitions of an event loop share a write to the
-    socket, and a sync of the broker's disk.
+    So the requests of all partitions of an event loop that come within `longest_s` share a write to the socket, and a
+    sync of the broker's disk.
     """
-    half_s = longest_s / 2
-    return 2 * half_s - now_s % half_s if half_s else 0.0
+    return longest_s - now_s % longest_s if longest_s else 0.0
 
 
-def _release(waiters: list[asyncio.Future[bool]], *, durable: bool) -> None:
+def release(waiters: list[Waiter], *, durable: bool) -> None:
+    """End waits for acks."""
     for waiter in waiters:
         if not waiter.done():
             waiter.set_result(durable)
+
+
+def _fail(trouble: asyncio.Future[int | None], error: Exception) -> None:
+    if not trouble.done():
+        trouble.set_exception(error)
+        trouble.exception()  # marks it as retrieved: the task may have been cancelled

@@ -23,7 +23,7 @@ from ...protocol.offsets import AckedOffsets
 from ...protocol.parked import Failure
 from ...protocol.text import counted
 from ..settings import ConsumerSettings
-from .ack_sender import AckSender
+from .ack_sender import AckSender, release
 from .messages_in_flight import MessagesInFlight
 from .pull_client import PullClient
 
@@ -55,16 +55,26 @@ class LocalAcks(AckSender):
     def hangs(self, message: Message, why: Failure, running_ms: int) -> None:
         """No broker is told: it is in the log."""
 
+    def _send_now(self) -> None:
+        self._timer = None
+        if self._trouble is not None:
+            self._keep()
+
     async def _send(self) -> bool:
-        self.is_due = False
-        self._due.clear()
-        for start, end in self.handled.take():
+        self._keep()
+        return True
+
+    def _keep(self) -> None:
+        request = self._request()
+        for start, end in request.ack.ranges:
             self._acked.add(start, end)
         self.handled.confirmed()
-        if self.handled:
-            self._due.set()
         self._client.acked_locally(self._acked.cursor)
-        return True
+        if request.left_over:
+            self._waiters = request.waiters + self._waiters
+            self.send_soon()
+        else:
+            release(request.waiters, durable=True)
 
 
 class BroadcastClient(PullClient):

@@ -43,13 +43,13 @@ from ...protocol.record import Header
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient
 from ...rpc.connections import Connections
-from ...rpc.home import Home
 from ..delivery.decode import decode_messages
 from ..delivery.pulled_batch import CutBatch, PulledBatch
 from ..delivery.user_acks import UserAcks
 from ..parking.context import ParkContext
 from ..parking.key_parking import KeyParking
 from ..parking.setting_aside import SettingAside
+from ..pull_room import RoomShare
 from ..settings import ConsumerSettings
 from .ack_sender import AckSender
 from .acks import ranges_of
@@ -135,6 +135,8 @@ class PullClient(UserAcks, SettingAside, PullViews):
     def _begin(self) -> None:
         settings = self._settings
         self._offsets = FetchOffsets()
+        self._stored_upto = 0
+        """One past the last message that the broker is known to have."""
         self._told_drained = False
         self._progress = PullProgress()
         self.gate = PullGate()
@@ -142,6 +144,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
             retrying_max=settings.buffer_messages if self.exempts_retries else 0
         )
         self._chain = PullChain(self, timeout_ms=settings.call_timeout_ms)
+        self._room: RoomShare = self.owner.room.share()
         self._pauses = settings.backoff.pauses(self._rng)
         """Between pulls that fail."""
         sender = self._new_sender()
@@ -214,11 +217,6 @@ class PullClient(UserAcks, SettingAside, PullViews):
         """Report that the partition is drained, if only parked messages were in the way."""
         self._report_drained(before=False)
 
-    @property
-    def is_careful(self) -> bool:
-        """True while messages that may have ended the process of an earlier owner are handled one at a time."""
-        return self._careful is not None and not self._careful.is_over
-
     def is_of(self, message: Message) -> bool:
         """True if this client handed the message out, also one of an ancestor's."""
         return message.delivery is self or client_of(message) is self
@@ -259,11 +257,6 @@ class PullClient(UserAcks, SettingAside, PullViews):
         self._acks.send_soon()
         self._in_flight.remove(end - start)
 
-    @property
-    def has_messages_out(self) -> bool:
-        """True while a message is with a handler, or waits for one or for its next try."""
-        return self._in_flight.count > 0
-
     def start_no_more(self) -> None:
         """Have no handler start, without a word to others: this process is a child."""
         self.deadline_ns, self.deadline_s = 0, 0.0
@@ -289,11 +282,6 @@ class PullClient(UserAcks, SettingAside, PullViews):
             home.check_thread()
         if self.boot_ns() >= self._acks_until_ns:
             raise LeaseLostError(partition_id=self.partition_id, offset=offset)
-
-    @property
-    def home(self) -> Home:
-        """Where the consumer is open: one for each consumer."""
-        return self._connections.home
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────
     async def run(self, body: Callable[[], Awaitable[None]]) -> None:
@@ -358,6 +346,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
             self._tries.begin(answer.attempts)
             if CarefulHandOut.has_suspects(answer):
                 self._begin_carefully(answer)
+        self._stored_upto = answer.next_offset
         if answer.sealed:
             self._sealed_at(answer.next_offset)
 
@@ -411,6 +400,24 @@ class PullClient(UserAcks, SettingAside, PullViews):
         await self._wait_while_held()
         await self._wait_for_capacity(self._settings.buffer_messages)
         await self.parking.wait_for_room()
+        if not self._takes_room():
+            self.waiting_for = "other partitions"
+            await self._room.take(self._messages_ready, self._settings.pull_bytes)
+        try:
+            await self._pull_chain()
+        finally:
+            self._room.came()
+
+    @property
+    def _messages_ready(self) -> int:
+        """Messages that the broker is known to have, and that are not pulled."""
+        return self._stored_upto - self._offsets.next_offset
+
+    def _takes_room(self) -> bool:
+        """Take room for the next pull, if there is some."""
+        return self._room.take_now(self._messages_ready, self._settings.pull_bytes)
+
+    async def _pull_chain(self) -> None:
         if self._clock.boot_ns() >= self.deadline_ns:
             return
         self.waiting_for = "messages"
@@ -420,13 +427,21 @@ class PullClient(UserAcks, SettingAside, PullViews):
         answer, payload = pulled
         assert isinstance(answer, Batches)
         await self.parking.check(answer.parked_version)
-        self._progress.end_offset = answer.next_offset
+        self._came(answer, payload)
         await self._wait_while_held()
         if answer.sealed:
             self._sealed_at(answer.next_offset)
+        opened = 0
         for header in self._open_batches(answer, payload):
-            if header.length < len(payload) and not self.owner.keeps_batches:  # or they are cut
+            opened += header.length
+            if opened >= AT_ONCE_BYTES and not self.owner.keeps_batches:  # or they are cut
+                opened = 0
                 await asyncio.sleep(0)
+
+    def _came(self, answer: Batches, payload: memoryview) -> None:
+        """Note what a pull has brought."""
+        self._progress.end_offset = self._stored_upto = answer.next_offset
+        self._room.came(len(payload), answer.upto - self._offsets.next_offset)
 
     def take_at_once(self, answer: Answer, payload: memoryview) -> bool:
         """Hand out what was pulled; False, and nothing is done, if that needs a wait, or a turn of the event loop."""
@@ -439,7 +454,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
         ):
             return False
         self._pauses.reset()
-        self._progress.end_offset = answer.next_offset
+        self._came(answer, payload)
         for _ in self._open_batches(answer, payload):
             pass
         return True
@@ -452,6 +467,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
             and self.parking.has_room
             and not self._exhausted
             and self._clock.boot_ns() < self.deadline_ns
+            and self._takes_room()
         )
 
     def pull_request(self) -> Pull:
@@ -507,10 +523,13 @@ class PullClient(UserAcks, SettingAside, PullViews):
         cut = column_views(payload, header, start)  # raises here if it does not unpack
         opened = CutBatch(self, cut, header, self._offsets.unseen_ranges(header))
         self._in_flight.count += opened.count
+        if opened.count:
+            self._room.put(header.length)
         self.owner.hand_out_batch(opened)
 
     def open_cut(self, batch: CutBatch) -> list[Message]:
         """The messages of a batch to be handled now, without those of parked keys, which are parked."""
+        self._room.opened(batch.header.length)
         who = (self._subject, self.partition_id, self.token)
         messages = batch.wanted(decode_messages(batch.columns, batch.header, *who, self))
         batch.is_plain = not self._tries.has_earlier
@@ -567,6 +586,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
             log.info("hand-over of partition %d: %s", self.partition_id, error or "too slow")
         finally:
             self._acks.end()
+            self._room.leave()
 
     async def _release(self) -> None:
         if self._offsets.begun:

@@ -10,6 +10,7 @@ from ...protocol.message import Message
 from ...protocol.operations import SubjectHistory
 from ..delivery.alone_turn import AloneTurn
 from ..delivery.filter import MessageFilter
+from ..pull_room import PullRoom
 
 
 class PullOwner(Protocol):
@@ -17,6 +18,8 @@ class PullOwner(Protocol):
 
     alone: AloneTurn
     """The turn of messages that may end the process."""
+    room: PullRoom
+    """For what its partitions have pulled and not opened."""
     codec: Codec[Any] | None
     keeps_batches: bool
     """It takes batches that are not opened."""

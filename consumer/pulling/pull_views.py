@@ -11,6 +11,8 @@ from ...protocol.frames import Acked
 from ...protocol.message import Message
 from ...protocol.parked import Failure
 from ...rpc.client import BrokerClient
+from ...rpc.connections import Connections
+from ...rpc.home import Home
 from ..delivery.pulled_batch import PulledBatch
 from ..parking.key_parking import KeyParking
 from ..settings import ConsumerSettings
@@ -42,7 +44,10 @@ class PullViews(ABC):
     life: Lifetime
     gate: PullGate
     parking: KeyParking
+    _careful: Any
+    """A CarefulHandOut, or None."""
     _clock: Clock
+    _connections: Connections
     _in_flight: MessagesInFlight
     _offsets: FetchOffsets
     _progress: PullProgress
@@ -84,9 +89,28 @@ class PullViews(ABC):
         return self._offsets.drained and not self.parking.busy
 
     @property
+    def has_messages_out(self) -> bool:
+        """True while a message is with a handler, or waits for one or for its next try."""
+        return self._in_flight.count > 0
+
+    @property
+    def is_careful(self) -> bool:
+        """True while messages that may have ended the process of an earlier owner are handled one at a time."""
+        return not (self._careful is None or self._careful.is_over)
+
+    @property
+    def home(self) -> Home:
+        """Where the consumer is open: one for each consumer."""
+        return self._connections.home
+
+    @property
     def has_parked(self) -> bool:
         """True if messages may be parked on the partition."""
         return self.parking.has_parked
+
+    def knows_parked(self, version: int) -> bool:
+        """True if `check_parked` has nothing to learn."""
+        return self.parking.knows(version)
 
     @property
     def paused(self) -> bool:

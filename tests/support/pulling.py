@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from keylane.consumer import ConsumerSettings
 from keylane.consumer.delivery.alone_turn import AloneTurn
+from keylane.consumer.pull_room import PullRoom
 from keylane.consumer.pulling.lifetime import PullState
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.protocol.backoff import Backoff
@@ -68,7 +69,15 @@ class ScriptedBroker:
         self.left_out: tuple[Range, ...] = ()
         """Is not sent; the first pull below says so."""
         self.requests: list[Request] = []
+        self.parked_version = 0
+        """As answers to acks have it."""
+        self.is_connected = True
+        """Its channel is open already."""
         self._channel = PartitionChannel(self)
+
+    @property
+    def live_channel(self) -> PartitionChannel | None:
+        return self._channel if self.is_connected else None
 
     async def channel(self) -> PartitionChannel:
         return self._channel
@@ -96,7 +105,7 @@ class ScriptedBroker:
                 if self.acks:
                     raise self.acks.pop(0)
                 self.cursor = max([self.cursor, *(end for _, end in ranges)])
-                return Acked(self.cursor), b""
+                return Acked(self.cursor, self.parked_version), b""
             case ChangeParked():
                 return ParkedChanged(1), b""
         return Released(), b""
@@ -144,6 +153,7 @@ class NotingOwner:
         self.messages: list[Message] = []
         self.codec = None
         self.alone = AloneTurn()
+        self.room = PullRoom()
         self.ended = 0
         self.drained = 0
         self.refreshed = 0

@@ -9,9 +9,9 @@ from statistics import median
 import pytest
 
 from keylane import Consumer, ConsumerSettings, Message, Producer
-from keylane.protocol.frames import Ack
+from keylane.consumer.pulling.ack_sender import AckRequest, AckSender
+from keylane.protocol.frames import Acked
 from keylane.protocol.limits import PARTITIONS_MAX
-from keylane.rpc.client import BrokerClient
 from support.cluster import Cluster, eventually
 
 ACK_MS_MAX = 500
@@ -25,17 +25,22 @@ async def test_acks_and_releases_are_quick_beside_a_thousand_pulls(
 ) -> None:
     """While a pull of each partition waits, the ack of a message takes milliseconds, and so does closing."""
     ack_ms: list[float] = []
-    call = BrokerClient.call
+    request, confirmed = AckSender._request, AckSender._confirmed
+    began: dict[int, float] = {}
 
-    async def timed(self, request, payload=b"", *, wait_ms=0):
-        began = time.monotonic()
-        try:
-            return await call(self, request, payload, wait_ms=wait_ms)
-        finally:
-            if isinstance(request, Ack) and request.ranges:
-                ack_ms.append((time.monotonic() - began) * 1_000)
+    def requested(self: AckSender) -> AckRequest:
+        made = request(self)
+        if made.ack.ranges:
+            began[id(made)] = time.monotonic()
+        return made
 
-    monkeypatch.setattr(BrokerClient, "call", timed)
+    def timed(self: AckSender, made: AckRequest, answer: Acked) -> None:
+        confirmed(self, made, answer)
+        if made.ack.ranges:
+            ack_ms.append((time.monotonic() - began.pop(id(made))) * 1_000)
+
+    monkeypatch.setattr(AckSender, "_request", requested)
+    monkeypatch.setattr(AckSender, "_confirmed", timed)
     cluster = Cluster(tmp_path, 1)
     try:
         await cluster.create("many", partitions=PARTITIONS_MAX)

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from keylane.consumer.handling.worker_task import IdleWorkers
+from keylane.consumer.handling.lanes import RUN_MIN, Lanes
+from keylane.consumer.handling.worker_task import IdleWorkers, WorkerTask
 from keylane.consumer.handling.workers import MESSAGES_PER_TURN
 from keylane.protocol.message import Message
 from sim.machines.clock import ManualClock
@@ -244,3 +245,60 @@ async def test_message_is_another_workers_when_the_one_it_woke_is_cancelled():
     await asyncio.gather(*tasks, return_exceptions=True)
     assert woken == ["first"]
     assert not len(idle)
+
+
+async def test_small_batches_of_a_client_are_opened_together_when_no_handler_waits():
+    """Those of another client are not; a run that may be the first after a wait opens one."""
+    lanes, client, other = Lanes(), Client(1), Client(2)
+    opened: list[int] = []
+    for start in (0, 2, 4):
+        lanes.put_batch(BatchOf(client, opened, b"a", b"b", start=start))
+    lanes.put_batch(BatchOf(other, opened, b"c", start=9))
+    first = lanes.begin_run(RUN_MIN, WorkerTask())
+    assert first
+    assert opened == [0]
+    lanes.end_run(first, 2)
+    second = lanes.begin_run(2 * RUN_MIN, WorkerTask())
+    assert second
+    assert [message.offset for message in second.messages] == [2, 3, 4, 5]
+    assert opened == [0, 2, 4]
+
+
+async def test_message_runs_beside_a_single_one_when_its_handler_waits():
+    """Nothing looks at a lone message until another comes; then its key is taken."""
+    client, going = Client(), asyncio.Event()
+    begun: list[int] = []
+
+    async def handle(message: Message) -> None:
+        begun.append(message.offset)
+        if message.offset == 0:
+            await going.wait()
+
+    workers = workers_of(handle, concurrency=2)
+    client.give(workers, b"a")
+    await eventually(lambda: begun == [0])
+    await asyncio.sleep(0.01)
+    client.give(workers, b"a", b"b", start=1)
+    await eventually(lambda: begun == [0, 2])
+    assert client.handled == [2]
+    going.set()
+    await eventually(lambda: client.handled == [2, 0, 1])
+    await workers.close()
+
+
+async def test_lone_message_is_waited_for_when_its_partition_is_handed_over():
+    client, going = Client(), asyncio.Event()
+
+    async def handle(_message: Message) -> None:
+        await going.wait()
+
+    workers = workers_of(handle, concurrency=2, handover_ms=60_000)
+    client.give(workers, b"a")
+    await asyncio.sleep(0.01)
+    ending = asyncio.create_task(workers.quiesce(client))
+    await asyncio.sleep(0.01)
+    assert not ending.done()
+    going.set()
+    await ending
+    assert client.handled == [0]
+    await workers.close()

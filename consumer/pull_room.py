@@ -1,0 +1,189 @@
+"""Limits the bytes that a consumer has pulled ahead, for all its partitions together.
+
+    take ─▶ pull under way ─▶ put: batches that nothing has opened ─▶ opened ─▶ the next in turn
+
+Many partitions would else have a pull each ahead: their bytes come into memory that is new each time, and leave the
+processor's cache before they are opened.
+
+Invariants
+    A partition that is at its end waits for nothing: room is for bytes that a broker has ready.
+    Partitions get room in the order in which they asked.
+    What holds room and does not move, as a paused partition or a broker that does not answer, delays others for
+    `STALL_S` at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+ROOM_BYTES = 4 << 20
+STALL_S = 0.5
+"""Room that is taken counts no longer, if none was freed for so long."""
+MESSAGE_BYTES = 1 << 10
+"""What a message has, until a pull has shown it."""
+
+
+class PullRoom:
+    """
+    The room of a consumer.
+
+    Args:
+        bytes_max: of its partitions together; a pull may have more if there is no other.
+    """
+
+    def __init__(self, bytes_max: int = ROOM_BYTES, *, stall_s: float = STALL_S) -> None:
+        self._bytes_max = bytes_max
+        self._stall_s = stall_s
+        self.taken = 0
+        """Bytes of all partitions, but for those that have not moved for long."""
+        self._shares: set[RoomShare] = set()
+        self._turns: dict[asyncio.Future[None], tuple[RoomShare, int]] = {}
+        self._frees = self._frees_seen = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def share(self) -> RoomShare:
+        """The part of a new partition."""
+        share = RoomShare(self)
+        self._shares.add(share)
+        return share
+
+    @property
+    def is_waited_for(self) -> bool:
+        """True while a partition waits for room."""
+        return bool(self._turns)
+
+    def fits(self, count: int) -> bool:
+        """True if `count` more bytes fit."""
+        return not self.taken or self.taken + count <= self._bytes_max
+
+    def wait(self, share: RoomShare, count: int) -> asyncio.Future[None]:
+        """Have `share` take `count` bytes when it is its turn; it is done then."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._turns[waiter] = share, count
+        if self._timer is None:
+            self._frees_seen = self._frees
+            self._timer = loop.call_later(self._stall_s, self._look)
+        return waiter
+
+    def forget(self, waiter: asyncio.Future[None]) -> None:
+        """End a wait that was cancelled."""
+        self._turns.pop(waiter, None)
+        self._serve()
+
+    def free(self, count: int) -> None:
+        """Note that `count` bytes are taken no longer."""
+        self.taken -= count
+        self._frees += 1
+        if self._turns:
+            self._serve()
+
+    def leave(self, share: RoomShare) -> None:
+        """End the part of a partition."""
+        self._shares.discard(share)
+
+    def _serve(self) -> None:
+        for waiter in list(self._turns):
+            share, count = self._turns[waiter]
+            if waiter.done():  # its task was cancelled, and has not run since
+                del self._turns[waiter]
+            elif self.fits(count):
+                del self._turns[waiter]
+                share.hold(count)
+                waiter.set_result(None)
+            else:
+                return
+
+    def _look(self) -> None:
+        """Count what is taken no longer, if none of it was freed since the last look."""
+        self._timer = None
+        if self._frees == self._frees_seen:
+            self.taken = 0
+            for share in self._shares:
+                share.stands()
+            self._serve()
+        if self._turns:
+            self._frees_seen = self._frees
+            self._timer = asyncio.get_running_loop().call_later(self._stall_s, self._look)
+
+
+class RoomShare:
+    """What one partition has of the room."""
+
+    __slots__ = ("_held", "_message_bytes", "_room", "_standing", "_under_way")
+
+    def __init__(self, room: PullRoom) -> None:
+        self._room = room
+        self._held = 0
+        self._standing = 0
+        """Of what is held: it does not count."""
+        self._under_way = 0
+        """Of what is held: for the pull that is under way."""
+        self._message_bytes = MESSAGE_BYTES
+
+    def take_now(self, messages: int, bytes_max: int) -> bool:
+        """
+        Take room for a pull; False: it has to wait.
+
+        Args:
+            messages: that the broker has ready.
+            bytes_max: of the pull.
+        """
+        count = self._size(messages, bytes_max)
+        room = self._room
+        if count and (room.is_waited_for or not room.fits(count)):
+            return False
+        self.hold(count)
+        return True
+
+    async def take(self, messages: int, bytes_max: int) -> None:
+        """Wait for room for a pull; see `take_now`."""
+        if self.take_now(messages, bytes_max):
+            return
+        waiter = self._room.wait(self, self._size(messages, bytes_max))
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.cancelled():
+                self._room.forget(waiter)
+            else:
+                self.came()
+            raise
+
+    def _size(self, messages: int, bytes_max: int) -> int:
+        return min(bytes_max, max(0, messages) * self._message_bytes)
+
+    def hold(self, count: int) -> None:
+        """Count `count` bytes as taken for the pull that is under way."""
+        self._under_way = count
+        self.put(count)
+
+    def came(self, count: int = 0, messages: int = 0) -> None:
+        """Note that the pull has brought `count` bytes, of so many messages, or has ended without: its room is free."""
+        if messages > 0 and count:
+            self._message_bytes = -(-count // messages)
+        under_way, self._under_way = self._under_way, 0
+        if under_way:
+            self.opened(under_way)
+
+    def put(self, count: int) -> None:
+        """Note that `count` bytes were pulled that are not opened."""
+        self._held += count
+        self._room.taken += count
+
+    def opened(self, count: int) -> None:
+        """Note that bytes were opened."""
+        count = min(count, self._held)
+        standing = min(count, self._standing)
+        self._held -= count
+        self._standing -= standing
+        self._room.free(count - standing)
+
+    def stands(self) -> None:
+        """Have nothing of what is held count."""
+        self._standing = self._held
+
+    def leave(self) -> None:
+        """End it: what is held is not opened here."""
+        self.opened(self._held)
+        self._room.leave(self)

@@ -1,0 +1,214 @@
+"""Partitions of a consumer share a room for what they have pulled; none of them can keep the others out."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from keylane.consumer import ConsumerSettings
+from keylane.consumer.pull_room import MESSAGE_BYTES, PullRoom, RoomShare
+from keylane.consumer.pulling.pull_client import PullClient
+from keylane.protocol.errors import NotSentError
+from keylane.protocol.frames import Pull
+from support.cluster import eventually
+from support.pulling import FAST, NotingOwner, ScriptedBroker, opened, stored
+
+ROOM = 100
+MANY = 1_000_000
+"""Messages that are ready: a pull brings all that it may."""
+
+
+def room_of(*, stall_s: float = 60.0, partitions: int = 3) -> tuple[PullRoom, list[RoomShare]]:
+    room = PullRoom(ROOM, stall_s=stall_s)
+    return room, [room.share() for _ in range(partitions)]
+
+
+async def waiting(share: RoomShare, size: int) -> asyncio.Task[None]:
+    """A task that waits for room."""
+    task = asyncio.create_task(share.take(MANY, size))
+    await asyncio.sleep(0)
+    assert not task.done()
+    return task
+
+
+async def test_partition_without_messages_waits_for_nothing_when_the_room_is_full():
+    _, (first, second, _) = room_of()
+    assert first.take_now(MANY, ROOM)
+    assert second.take_now(0, ROOM)
+    assert second.take_now(-1, ROOM)
+    assert not second.take_now(1, ROOM)
+
+
+async def test_room_of_a_pull_is_free_when_what_it_brought_is_opened():
+    room, (first, second, _) = room_of()
+    assert first.take_now(MANY, ROOM)
+    first.put(60)
+    first.came(60, 3)
+    assert room.taken == 60
+    assert not second.take_now(MANY, 60)
+    first.opened(60)
+    assert second.take_now(MANY, 60)
+
+
+async def test_pull_takes_what_its_messages_have_when_an_earlier_one_has_shown_it():
+    room, (first, _, _) = room_of()
+    first.take_now(MANY, ROOM)
+    first.came(30, 3)
+    assert room.taken == 0
+    assert first.take_now(2, ROOM)
+    assert room.taken == 20
+    first.came()
+    assert first.take_now(MESSAGE_BYTES, ROOM)
+    assert room.taken == ROOM
+
+
+async def test_pull_larger_than_the_room_is_taken_when_nothing_else_is():
+    room, (first, second, _) = room_of()
+    assert first.take_now(MANY, 5 * ROOM)
+    assert not second.take_now(MANY, 1)
+    first.came()
+    assert room.taken == 0
+
+
+async def test_partitions_get_room_in_turn():
+    """A small pull does not overtake a larger one that waits."""
+    _, (first, second, third) = room_of()
+    assert first.take_now(MANY, 60)
+    turn = await waiting(second, 80)
+    assert not third.take_now(MANY, 10)
+    later = await waiting(third, 30)
+    first.came()
+    await turn
+    assert not later.done()
+    second.came()
+    await later
+
+
+async def test_cancelled_wait_keeps_no_room_and_no_turn():
+    """Also if its turn comes while it is cancelled, before its task has run."""
+    room, (first, second, third) = room_of()
+    assert first.take_now(MANY, ROOM)
+    gone, next_one = await waiting(second, 50), await waiting(third, 50)
+    gone.cancel()
+    first.came()  # before the cancelled task has run
+    await next_one
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    assert room.taken == 50
+    assert not room.is_waited_for
+    third.came()
+    assert first.take_now(MANY, ROOM)
+
+
+async def test_wait_that_is_cancelled_once_it_has_its_room_gives_it_back():
+    room, (first, second, third) = room_of()
+    assert first.take_now(MANY, ROOM)
+    granted, next_one = await waiting(second, ROOM), await waiting(third, ROOM)
+    first.came()
+    granted.cancel()  # it has the room, and has not run
+    with pytest.raises(asyncio.CancelledError):
+        await granted
+    await next_one
+    assert room.taken == ROOM
+
+
+async def test_first_of_those_that_wait_makes_way_when_it_is_cancelled():
+    _, (first, second, third) = room_of()
+    assert first.take_now(MANY, 60)
+    large, small = await waiting(second, 80), await waiting(third, 40)
+    large.cancel()
+    await asyncio.gather(large, return_exceptions=True)
+    await small
+
+
+async def test_room_that_does_not_move_delays_others_for_a_limited_time():
+    """A paused partition, or a broker that does not answer, is no reason to serve no other partition."""
+    room, (first, second, third) = room_of(stall_s=0.02)
+    first.take_now(MANY, ROOM)
+    first.put(ROOM)
+    first.came(ROOM, 1)
+    await asyncio.wait_for(second.take(MANY, ROOM), 10)
+    assert room.taken == ROOM
+    first.opened(ROOM)  # it did not count any more
+    assert room.taken == ROOM
+    turn = await waiting(third, ROOM)
+    second.came()
+    await turn
+
+
+async def test_room_that_moves_is_waited_for():
+    room, (first, second, _) = room_of(stall_s=0.05)
+    first.put(ROOM)
+    turn = await waiting(second, ROOM)
+    for _ in range(20):
+        await asyncio.sleep(0.01)
+        first.opened(1)
+    assert not turn.done()
+    assert room.taken == ROOM - 20
+    first.opened(ROOM)
+    await turn
+
+
+async def test_partition_that_ends_leaves_its_room():
+    room, (first, second, _) = room_of()
+    first.take_now(MANY, 40)
+    first.put(60)
+    turn = await waiting(second, ROOM)
+    first.leave()
+    await turn
+    first.opened(60)  # of a batch that was opened all the same
+    assert room.taken == ROOM
+
+
+class StoringOwner(NotingOwner):
+    """Opens batches when it is told to."""
+
+    def __init__(self, room_bytes: int) -> None:
+        super().__init__()
+        self.room = PullRoom(room_bytes, stall_s=60)
+        self.batches: list[Any] = []
+
+    def hand_out_batch(self, batch: Any) -> None:
+        self.batches.append(batch)
+
+    def open(self) -> None:
+        """Open the oldest batch, as a worker does that has nothing else."""
+        self.messages += self.batches.pop(0).messages()
+
+
+async def test_clients_pull_in_turn_when_their_room_is_full():
+    """Each message comes once, and in order; at the end nothing is taken."""
+    size = len(stored(0))
+    owner, settings = StoringOwner(2 * size), ConsumerSettings(pull_bytes=size, backoff=FAST)
+    brokers = [ScriptedBroker(batches=4), ScriptedBroker(batches=4)]
+    brokers[1].pulls = [NotSentError("no")]
+    async with (
+        opened(PullClient, brokers[0], owner, settings) as first,
+        opened(PullClient, brokers[1], owner, settings) as second,
+    ):
+        await eventually(lambda: len(owner.batches) == 2)
+        await asyncio.sleep(0.05)
+        assert len(owner.batches) == 2
+        assert "other partitions" in (first.waiting_for, second.waiting_for)
+        for _ in range(8):
+            await eventually(lambda: owner.batches)
+            owner.open()
+            assert owner.room.taken <= 2 * size
+        await eventually(lambda: all(len(broker.asked(Pull)) >= 5 for broker in brokers))
+        for client in (first, second):
+            ours = [message.offset for message in owner.messages if message.delivery is client]
+            assert ours == list(range(8))
+    assert owner.room.taken == 0
+
+
+async def test_hand_over_leaves_the_room_of_what_was_not_opened():
+    size = len(stored(0))
+    owner, settings = StoringOwner(size), ConsumerSettings(pull_bytes=size, backoff=FAST)
+    async with opened(PullClient, ScriptedBroker(batches=4), owner, settings) as client:
+        await eventually(lambda: owner.batches)
+        client.stop()
+        await client.hand_over(flush_ms=1_000)
+        assert owner.room.taken == 0
+        assert not owner.room.is_waited_for
