@@ -103,6 +103,8 @@ class Membership:
         self._start = start
         self._joining = ""
         """The session that was asked for, until an answer says that it has begun."""
+        self._asked_ms = 0
+        """When it was first asked for: the metaserver may have begun it then, and a repeat renews nothing."""
         self._joined = False
         """A session of this opening has begun."""
         self._group_id = 0
@@ -144,13 +146,15 @@ class Membership:
         Raises:
             KeylaneError: the metaserver refused the join, or none answered.
         """
-        await self._join()
+        await self._join(holder)
         self._task = asyncio.create_task(self._beat(holder), name=f"session {self.session[:8]}")
 
-    async def _join(self) -> None:
+    async def _join(self, holder: GrantHolder) -> None:
         # A repeat has the same session: the one of a lost answer would hold the instance's place.
-        session = self._joining = self._joining or f"{self._draw_identity(128):032x}"
-        sent_at_ms = self._clock.boot_ms()
+        if not self._joining:
+            self._joining = f"{self._draw_identity(128):032x}"
+            self._asked_ms = self._clock.boot_ms()
+        session = self._joining
         joined = await self._meta.join(
             Join(
                 subject=self._subject,
@@ -189,7 +193,15 @@ class Membership:
         self.session, self._joining, self._joined = session, "", True
         self._version = -1
         self._fall_pauses.reset()
-        self._timeouts.begin(sent_at_ms, joined.heartbeat_ms)
+        self._timeouts.begin(self._asked_ms, joined.heartbeat_ms)
+        if joined.grants is not None:
+            self._take_first(joined.grants, holder)
+
+    def _take_first(self, grants: Grants, holder: GrantHolder) -> None:
+        """Take what the answer to a join grants; the first heartbeat waits for a change only if the lease has time for that."""
+        if self._timeouts.allows_long_poll(self._clock.boot_ms()):
+            self._version = grants.version
+        holder.granted(grants, self._asked_ms + grants.ttl_ms - self._settings.margin_ms)
 
     @property
     def suspended(self) -> bool:
@@ -206,7 +218,7 @@ class Membership:
             while True:
                 try:
                     if not self.session:
-                        await self._join()
+                        await self._join(holder)
                     await self._beat_once(holder)
                     pauses.reset()
                 except SessionUnknownError as error:

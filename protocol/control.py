@@ -239,6 +239,8 @@ class Joined(Struct, frozen=True, kw_only=True):
     """Where the group began, which its first session or `group create` has fixed; None: not said."""
     order_strategy: OrderStrategy = OrderStrategy.STRICT
     """Of the subject."""
+    grants: Grants | None = None
+    """What the session is granted, as the answer to its first heartbeat would say; None: not said."""
 
 
 class Grant(Struct, frozen=True, kw_only=True):

@@ -70,8 +70,17 @@ RENEWED_AT_ONCE_MAX = 1_000
 GRANTS_CACHED_MAX = 20_000
 
 
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """A group that was settled for a session that joins."""
+
+    changes: Changes
+    grants: Grants | None
+    """Of that session; None: it has ended."""
+
+
 Announce = Callable[
-    [int, Sequence[Announcement], Callable[[Connection], Changes]], Awaitable[Changes | None]
+    [int, Sequence[Announcement], Callable[[Connection], _Settled]], Awaitable[_Settled | None]
 ]
 """As `Announcer.announce`."""
 
@@ -79,7 +88,7 @@ Announce = Callable[
 async def _announce_later(
     _group_id: int,
     _unheard: Sequence[Announcement],
-    _finish: Callable[[Connection], Changes],
+    _finish: Callable[[Connection], _Settled],
 ) -> None:
     """Leave the group to the periodic announcements."""
 
@@ -156,14 +165,16 @@ class GroupService:
             await self._begin(ask.subject, ask.group, making)
         row = await self._database.write(join_group, ask, sessions_max=self._settings.sessions_max)
         self.end_sessions(row.replaced, why="a process with its instance name was started")
-        changes = None
+        settled = None
         if row.new_group:
-            settled = partial(settle_group, group_id=row.group_id)
-            changes = await self._announce(row.group_id, row.unheard, settled)
-        if changes is None:
+            finish = partial(_settle_and_read, group_id=row.group_id, session=row.session)
+            settled = await self._announce(row.group_id, row.unheard, finish)
+        if settled is None:
             await self.settle(row.group_id)
+            grants = await self._first_grants(row.session)
         else:
-            self._notify(changes)
+            self._notify(settled.changes)
+            grants = settled.grants
         longest = self._settings.heartbeat_ms_max
         return Joined(
             ttl_ms=row.ttl_ms,
@@ -171,7 +182,14 @@ class GroupService:
             group_id=row.group_id,
             start=row.start,
             order_strategy=row.order_strategy,
+            grants=grants,
         )
+
+    async def _first_grants(self, session: SessionId) -> Grants | None:
+        try:
+            return await self._read_grants(session)
+        except SessionUnknownError:
+            return None  # its first heartbeat says so
 
     async def heartbeat(self, ask: Heartbeat) -> Grants:
         """
@@ -377,6 +395,14 @@ class GroupService:
 
     def _forget(self, session: SessionId) -> None:
         self._cached.pop(session, None)
+
+
+def _settle_and_read(connection: Connection, *, group_id: int, session: SessionId) -> _Settled:
+    changes = settle_group(connection, group_id)
+    try:
+        return _Settled(changes, read_grants(connection, session))
+    except SessionUnknownError:
+        return _Settled(changes, None)
 
 
 def _suspend_reply_was_lost(ask: Heartbeat, row: SessionRow) -> bool:

@@ -31,8 +31,9 @@ class JoinedSubject:
 
     async def granted(self, session: str) -> int:
         """The number of partitions that a session is granted when its join is answered."""
-        await self.meta.join(Join(subject="s", group="g", session=session))
-        return len((await self.meta.heartbeat(Heartbeat(session=session))).grants)
+        joined = await self.meta.join(Join(subject="s", group="g", session=session))
+        assert joined.grants == await self.meta.heartbeat(Heartbeat(session=session))
+        return len(joined.grants.grants)
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ async def test_first_join_of_a_group_takes_two_commits(
 
     monkeypatch.setattr(GroupWriter, "submit", noted)
     assert await cluster.granted(SESSION) == PARTITIONS
-    assert written == ["SessionRow", "Changes"]
+    assert written == ["SessionRow", "_Settled"]
     assert cluster.broker.known == {key: {"g"} for key in cluster.broker.hosted}
 
 
