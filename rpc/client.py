@@ -80,6 +80,8 @@ from ..protocol.progress import (
     KnowGroups,
     ResetGroup,
     SetCursor,
+    TellGroups,
+    ToldGroups,
 )
 from ..protocol.queues import QueueList
 from ..protocol.reading.bounds import AskBounds, BoundsList
@@ -515,6 +517,10 @@ class BrokerClient:
     async def know_groups(self, partition_id: int, body: KnowGroups) -> Done:
         """Make retention wait for groups that have not read a partition yet."""
         return await self._control(endpoints.KNOW_GROUPS, body, id=partition_id)
+
+    async def tell_groups(self, body: TellGroups) -> ToldGroups:
+        """As `know_groups` of several partitions at once."""
+        return await self._control(endpoints.TELL_GROUPS, body)
 
     async def forget_group(self, partition_id: int, body: ForgetGroup) -> ForgottenGroup:
         """Have a partition forget a deleted consumer group."""
