@@ -31,13 +31,16 @@ from ..protocol.errors import (
     UnreachableError,
 )
 from ..protocol.groups import FailurePolicy, GroupStart
+from ..protocol.limits import HELD_AT_ONCE_MAX
 from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy, OrderStrategy
 from ..rpc.client import MetaClient
+from ..rpc.connections import Connections
 from ..rpc.identity import DrawBits
 from ..rpc.race import Race
 from .heartbeat_timeouts import HeartbeatTimeouts
 from .settings import ConsumerSettings
+from .shared_heartbeats import SharedHeartbeats, heartbeats_for, leave_heartbeats
 
 log = logging.getLogger("keylane.consumer")
 LEAVE_S = 1.0
@@ -83,6 +86,7 @@ class Membership:
         identity: draws the bits of a session's id.
         start: where the group begins if this consumer makes it; None: at the first message.
         filter_text: what the consumer leaves out; it must be the same for all members of the group.
+        connections: those of the consumer, while they are open, to share heartbeats with other consumers; None: with none.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class Membership:
         identity: DrawBits,
         start: GroupStart | None = None,
         filter_text: str = "",
+        connections: Connections | None = None,
     ) -> None:
         self.session = ""
         self._start = start
@@ -119,7 +124,11 @@ class Membership:
         self._rng = rng
         self._draw_identity = identity
         self._filter_text = filter_text
+        self._connections = connections
+        self._shared: SharedHeartbeats | None = None
         self._version = -1
+        self._grants: Grants | None = None
+        """Of this version."""
         self._fall_pauses = settings.backoff.pauses(rng)
         """After each fall of the version in this session."""
         self._timeouts = HeartbeatTimeouts(
@@ -147,6 +156,9 @@ class Membership:
             KeylaneError: the metaserver refused the join, or none answered.
         """
         await self._join(holder)
+        if self._connections is not None:
+            addresses = self._meta.addresses
+            self._shared = heartbeats_for(self, self._connections, addresses, self._clock)
         self._task = asyncio.create_task(self._beat(holder), name=f"session {self.session[:8]}")
 
     async def _join(self, holder: GrantHolder) -> None:
@@ -200,7 +212,7 @@ class Membership:
     def _take_first(self, grants: Grants, holder: GrantHolder) -> None:
         """Take what the answer to a join grants; the first heartbeat waits for a change only if the lease has time for that."""
         if self._timeouts.allows_long_poll(self._clock.boot_ms()):
-            self._version = grants.version
+            self._version, self._grants = grants.version, grants
         holder.granted(grants, self._asked_ms + grants.ttl_ms - self._settings.margin_ms)
 
     @property
@@ -255,7 +267,9 @@ class Membership:
         sent_at_ms = self._clock.boot_ms()
         hurry = self._nudge.is_set() or self._version < 0
         self._nudge.clear()
-        wait_ms = 0 if hurry else self._timeouts.wait_ms
+        wait_ms = longest_ms = 0 if hurry else self._timeouts.wait_ms
+        if not hurry and self._shared is not None:
+            wait_ms = self._shared.wait_ms(longest_ms)
         timeout_ms = self._timeouts.timeout_ms(sent_at_ms, wait_ms=wait_ms)
         body = Heartbeat(
             session=self.session,
@@ -267,7 +281,9 @@ class Membership:
             suspended=self._suspended,
         )
         async with Race() as race:
-            call = race.start(self._meta.heartbeat(body, timeout_ms=timeout_ms - wait_ms))
+            call = race.start(
+                self._ask(body, longest_ms=longest_ms, beyond_ms=timeout_ms - wait_ms)
+            )
             if not hurry:
                 # A nudge ends a long poll while the metaserver may be waiting; after that a late answer is awaited.
                 nudge = race.start(self._nudge.wait())
@@ -278,13 +294,21 @@ class Membership:
         if grants.version < self._version:
             await self._version_fell(grants.version)
             return
-        self._version = grants.version
+        self._version, self._grants = grants.version, grants
         if self._refusal:
             log.warning("consumer of %s in group %s is taken again", self._subject, self._group)
             self._refusal = ""
         deadline_ms = sent_at_ms + grants.ttl_ms - self._settings.margin_ms
         self._timeouts.granted(deadline_ms)
         holder.granted(grants, deadline_ms)
+
+    async def _ask(self, body: Heartbeat, *, longest_ms: int, beyond_ms: int) -> Grants:
+        """The answer to a heartbeat; one that waits may share its request."""
+        grants, shared = self._grants, self._shared
+        if shared is None or not body.wait_ms or grants is None or not _may_share(body, grants):
+            return await self._meta.heartbeat(body, timeout_ms=beyond_ms)
+        news = await shared.ask(body, longest_ms=longest_ms, beyond_ms=beyond_ms, meta=self._meta)
+        return grants if news is None else news
 
     async def _version_fell(self, version: int) -> None:
         """Ask again after a pause, longer each time, because two databases may answer in turn."""
@@ -364,3 +388,14 @@ class Membership:
             except KeylaneError as error:
                 log.info("leave: %s", error.message)
             self.session = self._joining = ""
+        if self._shared is not None:
+            self._shared = None
+            await leave_heartbeats(self)
+
+
+def _may_share(body: Heartbeat, grants: Grants) -> bool:
+    """Whether the answer may be that nothing is new, and the heartbeat is small and reports nothing."""
+    # The address of a silent broker comes without a new version.
+    known = all(grant.partition.address is not None for grant in grants.grants)
+    small = len(body.holding or ()) <= HELD_AT_ONCE_MAX
+    return known and small and not body.drained and body.known_version == grants.version

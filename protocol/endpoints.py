@@ -52,6 +52,7 @@ from .http.any_server import LIVE as LIVE  # noqa: PLC0414 - exported
 from .http.any_server import METRICS as METRICS  # noqa: PLC0414 - exported
 from .http.any_server import OPENAPI as OPENAPI  # noqa: PLC0414 - exported
 from .http.any_server import READY as READY  # noqa: PLC0414 - exported
+from .http.at_once import HEARTBEATS as HEARTBEATS  # noqa: PLC0414 - exported
 from .http.at_once import TELL_GROUPS as TELL_GROUPS  # noqa: PLC0414 - exported
 from .http.endpoint import Endpoint, Rights
 from .http.idempotency import IDEMPOTENCY_KEY
@@ -527,6 +528,7 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     DELETE_SUBJECT,
     JOIN,
     HEARTBEAT,
+    HEARTBEATS,
     RELEASE,
     SUSPEND,
     LEAVE,

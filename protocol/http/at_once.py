@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from ..control import HeartbeatAnswers, Heartbeats
 from ..progress import TellGroups, ToldGroups
 from .endpoint import Endpoint, Rights
 
+HEARTBEATS = Endpoint(
+    "POST",
+    "/v1/consumers/heartbeats",
+    Heartbeats,
+    HeartbeatAnswers,
+    Rights.CONSUME,
+    "Renew several sessions; returns at once when the grants of one of them differ from its known_version.",
+)
 TELL_GROUPS = Endpoint(
     "POST",
     "/v1/partitions/groups",
