@@ -154,6 +154,8 @@ class GroupService:
         """By call, because of two heartbeats of one session the older may end later."""
         self._group_versions: dict[int, int] = {}
         """As the last `check_for_changes` read them; a new object each time."""
+        self._seen: tuple[int, ...] = ()
+        """Of that call."""
 
     async def join(self, ask: Join) -> Joined:
         """
@@ -396,8 +398,18 @@ class GroupService:
         """Make a group's leases fit its sessions and partitions, as they are at this call or later."""
         await self._settling.run(group_id, None)
 
-    async def check_for_changes(self) -> None:
-        """Wake the heartbeats whose grants were changed by another metaserver.  Raises StorageError."""
+    async def check_for_changes(self, seen: tuple[int, ...] = ()) -> None:
+        """
+        Wake the heartbeats whose grants were changed by another metaserver.
+
+        Args:
+            seen: `DueWork.versions`, read before this call; as in the call before, no version has risen since.
+
+        Raises:
+            StorageError
+        """
+        if seen and seen == self._seen:
+            return
         waiting = dict(self._waiting)
         ids = {heartbeat.row.group_id for heartbeat in waiting.values()}
         versions = await self._database.read(group_versions, ids) if ids else {}
@@ -415,6 +427,7 @@ class GroupService:
         for heartbeat in waiting.values():
             heartbeat.group_version = versions.get(heartbeat.row.group_id)
         self._group_versions = versions
+        self._seen = seen
 
     def end_sessions(self, ended: Collection[SessionId], *, why: str) -> None:
         """Answer the heartbeats of sessions that have ended in SQL."""
