@@ -360,7 +360,8 @@ class Assignments:
                     if client.lapsed:
                         self.end(client)
                 left_ms = self._settings.margin_ms
-            sleep_ms = min(left_ms, check_ms)
+            # Looks of all consumers of the machine fall together, so that one wake-up of the processor serves many.
+            sleep_ms = min(left_ms, check_ms - self._clock.boot_ms() % check_ms)
             self._stalls.sleeps(self._clock.boot_ms(), sleep_ms)
             await asyncio.sleep(sleep_ms / 1000)
             self._log_stall()

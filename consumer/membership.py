@@ -129,6 +129,8 @@ class Membership:
         self._version = -1
         self._grants: Grants | None = None
         """Of this version."""
+        self._heard = False
+        """A heartbeat of this session was answered."""
         self._fall_pauses = settings.backoff.pauses(rng)
         """After each fall of the version in this session."""
         self._timeouts = HeartbeatTimeouts(
@@ -204,6 +206,7 @@ class Membership:
         self._group_id = joined.group_id
         self.session, self._joining, self._joined = session, "", True
         self._version = -1
+        self._heard = False
         self._fall_pauses.reset()
         self._timeouts.begin(self._asked_ms, joined.heartbeat_ms)
         if joined.grants is not None:
@@ -291,6 +294,7 @@ class Membership:
                 if nudge.done() and not call.done():
                     return
             grants = await call
+        self._heard = True
         if grants.version < self._version:
             await self._version_fell(grants.version)
             return
@@ -307,7 +311,9 @@ class Membership:
         grants, shared = self._grants, self._shared
         if shared is None or not body.wait_ms or grants is None or not _may_share(body, grants):
             return await self._meta.heartbeat(body, timeout_ms=beyond_ms)
-        news = await shared.ask(body, longest_ms=longest_ms, beyond_ms=beyond_ms, meta=self._meta)
+        news = await shared.ask(
+            body, longest_ms=longest_ms, beyond_ms=beyond_ms, meta=self._meta, first=not self._heard
+        )
         return grants if news is None else news
 
     async def _version_fell(self, version: int) -> None:

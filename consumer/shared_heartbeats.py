@@ -34,6 +34,8 @@ from ..rpc.connections import Connections
 
 GATHER_MS = 10
 """How long a heartbeat that begins at a tick waits for others: their answers come one after another."""
+GATHER_FIRST_MS = 50
+"""The same for the first heartbeat after a join: consumers are opened one after another, some milliseconds each."""
 APART_MS = 60_000
 """For how long each asks alone after a refusal: the metaserver may not know the call, or a consumer may have no right."""
 _FAILURES = (UnreachableError, StorageError, ForeignServerError)
@@ -70,7 +72,7 @@ class SharedHeartbeats:
         self._began_ms = clock.boot_ms()
         self._meta: MetaClient | None = None
         self._next: list[_Waiting] = []
-        self._gathering: asyncio.Handle | None = None
+        self._gathering: asyncio.TimerHandle | None = None
         self._requests: set[asyncio.Task[None]] = set()
         self._apart_until_ms = 0
 
@@ -84,7 +86,7 @@ class SharedHeartbeats:
         return (self._boot_ms() - self._began_ms) % period_ms
 
     async def ask(
-        self, body: Heartbeat, *, longest_ms: int, beyond_ms: int, meta: MetaClient
+        self, body: Heartbeat, *, longest_ms: int, beyond_ms: int, meta: MetaClient, first: bool
     ) -> Grants | None:
         """
         Send a heartbeat that waits.
@@ -93,6 +95,7 @@ class SharedHeartbeats:
             longest_ms: what its wait was made of.
             beyond_ms: the time for an answer beyond its wait.
             meta: of the consumer alone.
+            first: it is the first one after a join.
 
         Returns:
             The grants; None: those that the heartbeat knows.
@@ -105,14 +108,19 @@ class SharedHeartbeats:
         loop = asyncio.get_running_loop()
         waiting = _Waiting(body, beyond_ms, meta, loop.create_future())
         self._next.append(waiting)
-        if self._gathering is None:
-            left_ms = GATHER_MS - self._since_tick_ms(_period_ms(longest_ms))
-            self._gathering = (
-                loop.call_later(left_ms / 1000, self._send)
-                if left_ms > 0
-                else loop.call_soon(self._send)
-            )
+        since_ms = self._since_tick_ms(_period_ms(longest_ms))
+        self._send_at(
+            loop.time() + max(0, GATHER_FIRST_MS if first else GATHER_MS - since_ms) / 1000
+        )
         return await waiting.answer
+
+    def _send_at(self, at_s: float) -> None:
+        """Send what waits at a time of the event loop's clock, if that is not done earlier."""
+        if self._gathering is not None:
+            if self._gathering.when() <= at_s:
+                return
+            self._gathering.cancel()
+        self._gathering = asyncio.get_running_loop().call_at(at_s, self._send)
 
     def _send(self) -> None:
         waiting = [each for each in self._next if not each.answer.done()]

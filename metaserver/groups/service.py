@@ -184,6 +184,8 @@ class GroupService:
         else:
             self._notify(settled.changes)
             grants = settled.grants
+            if grants is not None:
+                self._keep(row.session, grants)
         longest = self._settings.heartbeat_ms_max
         return Joined(
             ttl_ms=row.ttl_ms,
@@ -471,13 +473,17 @@ class GroupService:
 
     async def _read_grants(self, session: SessionId) -> Grants:
         grants = await self._database.read(read_grants, session)
+        self._keep(session, grants)
+        return grants
+
+    def _keep(self, session: SessionId, grants: Grants) -> None:
+        """Keep what a session is granted, for heartbeats that find its version unchanged."""
         if any(grant.partition.address is None for grant in grants.grants):
             self._forget(session)  # its broker is silent: the address comes without a new version
-            return grants
+            return
         if len(self._cached) >= GRANTS_CACHED_MAX:
             self._cached.clear()
         self._cached[session] = grants
-        return grants
 
     def _notify(self, changes: Changes, *, why: str = "silent for its ttl") -> None:
         for session in changes.ended:
