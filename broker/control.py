@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 
@@ -23,10 +24,19 @@ from ..protocol.errors import (
     BrokerReadOnlyError,
     CorruptLogError,
     InvalidRequestError,
+    KeylaneError,
     OverloadedError,
     WrongBrokerError,
 )
-from ..protocol.progress import ForgetGroup, ForgottenGroup, KnowGroups, SetCursor
+from ..protocol.progress import (
+    ForgetGroup,
+    ForgottenGroup,
+    KnowGroups,
+    NotTold,
+    SetCursor,
+    TellGroups,
+    ToldGroups,
+)
 from ..protocol.reading.bounds import AskBounds, BoundsList
 from ..protocol.reprocess.holds import Held, SetHold
 from ..rpc.operating.probes import probe_routes
@@ -90,6 +100,7 @@ class BrokerControl:
             ControlRoute(endpoints.SEAL, self.seal),
             ControlRoute(endpoints.SET_CURSOR, self.cursor),
             ControlRoute(endpoints.KNOW_GROUPS, self.groups),
+            ControlRoute(endpoints.TELL_GROUPS, self.tell),
             ControlRoute(endpoints.FORGET_GROUP, self.forget),
             ControlRoute(endpoints.HOLD, self.hold),
             ControlRoute(endpoints.DROP_PARTITION, self.drop),
@@ -202,15 +213,38 @@ class BrokerControl:
     async def groups(self, body: KnowGroups, params: Params) -> Done:
         """Have retention keep messages for groups that have not read the partition yet, durably."""
         await check_standing(self._standing)
-        partition = self._store.state.partition(_partition_id(params))
-        await know_groups(
-            self._store,
-            partition,
-            body.groups,
-            complete=body.complete,
-            tokens_above=body.tokens_above,
-        )
+        await self._know(_partition_id(params), body)
         return Done()
+
+    async def tell(self, body: TellGroups, _params: Params) -> ToldGroups:
+        """As `groups` of several partitions at once, in one commit; one that refuses does not hold up the others."""
+        await check_standing(self._standing)
+        outcomes: dict[int, BaseException | None] = {}
+        durable: dict[int, asyncio.Future[None]] = {}
+        for told in body.partitions:
+            try:
+                durable[told.partition_id] = self._know(told.partition_id, told.know)
+            except KeylaneError as error:
+                outcomes[told.partition_id] = error
+        written = await asyncio.gather(*durable.values(), return_exceptions=True)
+        outcomes |= zip(durable, written, strict=True)
+        not_told = []
+        for partition_id, failure in outcomes.items():
+            if isinstance(failure, KeylaneError):
+                not_told.append(NotTold(partition_id=partition_id, reason=failure.message))
+            elif failure is not None:
+                raise failure
+        return ToldGroups(not_told=tuple(not_told))
+
+    def _know(self, partition_id: int, know: KnowGroups) -> asyncio.Future[None]:
+        """As `know_groups`.  Raises PartitionUnknownError too."""
+        return know_groups(
+            self._store,
+            self._store.state.partition(partition_id),
+            know.groups,
+            complete=know.complete,
+            tokens_above=know.tokens_above,
+        )
 
     async def forget(self, body: ForgetGroup, params: Params) -> ForgottenGroup:
         """Forget a deleted consumer group on a partition, durably; a repeat changes nothing."""

@@ -355,6 +355,8 @@ class Assignments:
     # ── leases that end, and why ─────────────────────────────────────────────────────────────────────
     async def _watch_deadline(self) -> None:
         """End clients whose lease lapsed, which cancels their handlers; log stalls and losses."""
+        # A handler that blocks often does so with its first messages, so the first look is soon.
+        check_ms = self._settings.margin_ms
         while True:
             left_ms = self._deadline_ms - self._clock.boot_ms()
             if left_ms <= 0:
@@ -362,12 +364,14 @@ class Assignments:
                     if client.lapsed:
                         self.end(client)
                 left_ms = self._settings.margin_ms
-            sleep_ms = min(left_ms, self._check_ms)
+            # Looks of all consumers of the machine fall together, so that one wake-up of the processor serves many.
+            sleep_ms = min(left_ms, check_ms - self._clock.boot_ms() % check_ms)
             self._stalls.sleeps(self._clock.boot_ms(), sleep_ms)
             await asyncio.sleep(sleep_ms / 1000)
             self._log_stall()
             self._log_losses()
             self._dispatch.look()
+            check_ms = self._check_ms
 
     @property
     def _check_ms(self) -> int:

@@ -286,17 +286,10 @@ class Consumer(Resident, Owned, Taking[V]):
                 subject=self._subject, client=self._client_name, meta=meta, connections=self._connections, clock=self._clock,
             )  # fmt: skip
         return Membership(
-            subject=self._subject,
-            group=self._group,
-            client=self._client_name,
-            meta=meta,
-            settings=self._settings,
-            clock=self._clock,
-            rng=self._rng,
-            identity=self._environment.draw_identity,
-            start=self._start,
-            filter_text="" if self._filter is None else self._filter.text,
-        )
+            subject=self._subject, group=self._group, client=self._client_name, meta=meta, connections=self._connections,
+            settings=self._settings, clock=self._clock, rng=self._rng, identity=self._environment.draw_identity,
+            start=self._start, filter_text="" if self._filter is None else self._filter.text,
+        )  # fmt: skip
 
     @property
     def _client_name(self) -> str:

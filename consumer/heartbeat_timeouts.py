@@ -51,6 +51,10 @@ class HeartbeatTimeouts:
         self._failed = 0
         self._until_ms = until_ms
 
+    def allows_long_poll(self, now_ms: int) -> bool:
+        """Whether the next heartbeat may wait for a change: as much of the lease is left as after a long poll."""
+        return self._until_ms - now_ms >= self._lease_ms - self.wait_ms
+
     def failed(self) -> bool:
         """Note that a try failed; True if every address was tried since the last answer."""
         self._failed += 1

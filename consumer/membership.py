@@ -31,13 +31,16 @@ from ..protocol.errors import (
     UnreachableError,
 )
 from ..protocol.groups import FailurePolicy, GroupStart
+from ..protocol.limits import HELD_AT_ONCE_MAX
 from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy, OrderStrategy
 from ..rpc.client import MetaClient
+from ..rpc.connections import Connections
 from ..rpc.identity import DrawBits
 from ..rpc.race import Race
 from .heartbeat_timeouts import HeartbeatTimeouts
 from .settings import ConsumerSettings
+from .shared_heartbeats import SharedHeartbeats, heartbeats_for, leave_heartbeats
 
 log = logging.getLogger("keylane.consumer")
 LEAVE_S = 1.0
@@ -83,6 +86,7 @@ class Membership:
         identity: draws the bits of a session's id.
         start: where the group begins if this consumer makes it; None: at the first message.
         filter_text: what the consumer leaves out; it must be the same for all members of the group.
+        connections: those of the consumer, while they are open, to share heartbeats with other consumers; None: with none.
     """
 
     def __init__(
@@ -98,11 +102,14 @@ class Membership:
         identity: DrawBits,
         start: GroupStart | None = None,
         filter_text: str = "",
+        connections: Connections | None = None,
     ) -> None:
         self.session = ""
         self._start = start
         self._joining = ""
         """The session that was asked for, until an answer says that it has begun."""
+        self._asked_ms = 0
+        """When it was first asked for: the metaserver may have begun it then, and a repeat renews nothing."""
         self._joined = False
         """A session of this opening has begun."""
         self._group_id = 0
@@ -117,7 +124,13 @@ class Membership:
         self._rng = rng
         self._draw_identity = identity
         self._filter_text = filter_text
+        self._connections = connections
+        self._shared: SharedHeartbeats | None = None
         self._version = -1
+        self._grants: Grants | None = None
+        """Of this version."""
+        self._heard = False
+        """A heartbeat of this session was answered."""
         self._fall_pauses = settings.backoff.pauses(rng)
         """After each fall of the version in this session."""
         self._timeouts = HeartbeatTimeouts(
@@ -144,13 +157,18 @@ class Membership:
         Raises:
             KeylaneError: the metaserver refused the join, or none answered.
         """
-        await self._join()
+        await self._join(holder)
+        if self._connections is not None:
+            addresses = self._meta.addresses
+            self._shared = heartbeats_for(self, self._connections, addresses, self._clock)
         self._task = asyncio.create_task(self._beat(holder), name=f"session {self.session[:8]}")
 
-    async def _join(self) -> None:
+    async def _join(self, holder: GrantHolder) -> None:
         # A repeat has the same session: the one of a lost answer would hold the instance's place.
-        session = self._joining = self._joining or f"{self._draw_identity(128):032x}"
-        sent_at_ms = self._clock.boot_ms()
+        if not self._joining:
+            self._joining = f"{self._draw_identity(128):032x}"
+            self._asked_ms = self._clock.boot_ms()
+        session = self._joining
         joined = await self._meta.join(
             Join(
                 subject=self._subject,
@@ -188,8 +206,17 @@ class Membership:
         self._group_id = joined.group_id
         self.session, self._joining, self._joined = session, "", True
         self._version = -1
+        self._heard = False
         self._fall_pauses.reset()
-        self._timeouts.begin(sent_at_ms, joined.heartbeat_ms)
+        self._timeouts.begin(self._asked_ms, joined.heartbeat_ms)
+        if joined.grants is not None:
+            self._take_first(joined.grants, holder)
+
+    def _take_first(self, grants: Grants, holder: GrantHolder) -> None:
+        """Take what the answer to a join grants; the first heartbeat waits for a change only if the lease has time for that."""
+        if self._timeouts.allows_long_poll(self._clock.boot_ms()):
+            self._version, self._grants = grants.version, grants
+        holder.granted(grants, self._asked_ms + grants.ttl_ms - self._settings.margin_ms)
 
     @property
     def suspended(self) -> bool:
@@ -206,7 +233,7 @@ class Membership:
             while True:
                 try:
                     if not self.session:
-                        await self._join()
+                        await self._join(holder)
                     await self._beat_once(holder)
                     pauses.reset()
                 except SessionUnknownError as error:
@@ -243,7 +270,9 @@ class Membership:
         sent_at_ms = self._clock.boot_ms()
         hurry = self._nudge.is_set() or self._version < 0
         self._nudge.clear()
-        wait_ms = 0 if hurry else self._timeouts.wait_ms
+        wait_ms = longest_ms = 0 if hurry else self._timeouts.wait_ms
+        if not hurry and self._shared is not None:
+            wait_ms = self._shared.wait_ms(longest_ms)
         timeout_ms = self._timeouts.timeout_ms(sent_at_ms, wait_ms=wait_ms)
         body = Heartbeat(
             session=self.session,
@@ -255,7 +284,9 @@ class Membership:
             suspended=self._suspended,
         )
         async with Race() as race:
-            call = race.start(self._meta.heartbeat(body, timeout_ms=timeout_ms - wait_ms))
+            call = race.start(
+                self._ask(body, longest_ms=longest_ms, beyond_ms=timeout_ms - wait_ms)
+            )
             if not hurry:
                 # A nudge ends a long poll while the metaserver may be waiting; after that a late answer is awaited.
                 nudge = race.start(self._nudge.wait())
@@ -263,16 +294,27 @@ class Membership:
                 if nudge.done() and not call.done():
                     return
             grants = await call
+        self._heard = True
         if grants.version < self._version:
             await self._version_fell(grants.version)
             return
-        self._version = grants.version
+        self._version, self._grants = grants.version, grants
         if self._refusal:
             log.warning("consumer of %s in group %s is taken again", self._subject, self._group)
             self._refusal = ""
         deadline_ms = sent_at_ms + grants.ttl_ms - self._settings.margin_ms
         self._timeouts.granted(deadline_ms)
         holder.granted(grants, deadline_ms)
+
+    async def _ask(self, body: Heartbeat, *, longest_ms: int, beyond_ms: int) -> Grants:
+        """The answer to a heartbeat; one that waits may share its request."""
+        grants, shared = self._grants, self._shared
+        if shared is None or not body.wait_ms or grants is None or not _may_share(body, grants):
+            return await self._meta.heartbeat(body, timeout_ms=beyond_ms)
+        news = await shared.ask(
+            body, longest_ms=longest_ms, beyond_ms=beyond_ms, meta=self._meta, first=not self._heard
+        )
+        return grants if news is None else news
 
     async def _version_fell(self, version: int) -> None:
         """Ask again after a pause, longer each time, because two databases may answer in turn."""
@@ -352,3 +394,14 @@ class Membership:
             except KeylaneError as error:
                 log.info("leave: %s", error.message)
             self.session = self._joining = ""
+        if self._shared is not None:
+            self._shared = None
+            await leave_heartbeats(self)
+
+
+def _may_share(body: Heartbeat, grants: Grants) -> bool:
+    """Whether the answer may be that nothing is new, and the heartbeat is small and reports nothing."""
+    # The address of a silent broker comes without a new version.
+    known = all(grant.partition.address is not None for grant in grants.grants)
+    small = len(body.holding or ()) <= HELD_AT_ONCE_MAX
+    return known and small and not body.drained and body.known_version == grants.version

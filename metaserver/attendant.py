@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from ..protocol.errors import KeylaneError, StorageError
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
-from .groups.views import due_groups
+from .groups.views import due_work
 from .operations.driver import OperationDriver
 from .removals.service import RemovalService
 from .settings import MetaserverSettings
@@ -28,7 +28,7 @@ class Attendant:
 
     Args:
         duties: called every `expire_ms`.
-        quick_duties: called every `poll_ms`.
+        quick_duties: called every `poll_ms` while there is such work in the database.
     """
 
     def __init__(
@@ -49,10 +49,9 @@ class Attendant:
         self._settings = settings
         self._operations = operations
         self._removals = removals
-        self._duties = [
-            *((duty, settings.expire_ms) for duty in duties),
-            *((duty, settings.poll_ms) for duty in quick_duties),
-        ]
+        self._duties = duties
+        self._quick_duties = quick_duties
+        self._quick_wanted = [asyncio.Event() for _ in quick_duties]
 
     async def run(self) -> None:
         """Run until cancelled.  A KeylaneError is logged and the work retried; any other error ends the run and is raised."""
@@ -60,8 +59,10 @@ class Attendant:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._poll_loop())
                 group.create_task(self._repair_loop())
-                for duty, pause_ms in self._duties:
-                    group.create_task(self._run_duty_loop(duty, pause_ms))
+                for duty in self._duties:
+                    group.create_task(self._run_duty_loop(duty))
+                for duty, wanted in zip(self._quick_duties, self._quick_wanted, strict=True):
+                    group.create_task(self._run_quick_loop(duty, wanted))
         except Exception:
             log.exception("the periodic work has ended by a bug")
             raise
@@ -70,12 +71,16 @@ class Attendant:
         """Do one round; returns the milliseconds until the next one is due."""
         poll_ms = self._settings.poll_ms
         try:
-            due = await self._database.read(due_groups)
+            due = await self._database.read(due_work)
+            if due.quick or self._catalogue.has_untold:
+                for wanted in self._quick_wanted:
+                    wanted.set()
             for group_id in due.groups:
                 await self._groups.settle(group_id)
-            await self._groups.check_for_changes()
+            await self._groups.check_for_changes(due.versions)
             await self._catalogue.check_for_changes()
-            await self._operations.resume()
+            if due.operations:
+                await self._operations.resume()
             if due.removals:
                 await self._removals.run_once()
         except KeylaneError as error:
@@ -97,13 +102,25 @@ class Attendant:
             except KeylaneError as error:
                 _warn(error)
 
-    async def _run_duty_loop(self, duty: Callable[[], Awaitable[object]], pause_ms: int) -> None:
+    async def _run_duty_loop(self, duty: Callable[[], Awaitable[object]]) -> None:
         while True:
-            await asyncio.sleep(pause_ms / 1000)
-            try:
-                await duty()
-            except KeylaneError as error:
-                _warn(error)
+            await asyncio.sleep(self._settings.expire_ms / 1000)
+            await _run(duty)
+
+    async def _run_quick_loop(
+        self, duty: Callable[[], Awaitable[object]], wanted: asyncio.Event
+    ) -> None:
+        while True:
+            await wanted.wait()
+            wanted.clear()
+            await _run(duty)
+
+
+async def _run(duty: Callable[[], Awaitable[object]]) -> None:
+    try:
+        await duty()
+    except KeylaneError as error:
+        _warn(error)
 
 
 def _warn(error: KeylaneError) -> None:

@@ -17,27 +17,35 @@ T = TypeVar("T")
 
 
 class Waiter:
-    """One waiting call."""
+    """
+    One waiting call, or a part of one.
 
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
+    Args:
+        event: shared by the waiters of one call: each change ends their wait.
+    """
 
-    @property
-    def woken(self) -> bool:
-        """Whether a change has come."""
-        return self._event.is_set()
+    def __init__(self, event: asyncio.Event | None = None) -> None:
+        self._event = event or asyncio.Event()
+        self.woken = False
+        """Whether a change has come to this waiter."""
 
     def wake(self) -> None:
         """End the wait, or the next one."""
+        self.woken = True
         self._event.set()
 
     async def wait(self, wait_ms: int) -> None:
         """Return when woken, or after `wait_ms`."""
-        try:
-            async with asyncio.timeout(wait_ms / 1000):
-                await self._event.wait()
-        except TimeoutError:
-            pass
+        await wait_for(self._event, wait_ms)
+
+
+async def wait_for(event: asyncio.Event, wait_ms: int) -> None:
+    """Return when `event` is set, or after `wait_ms`."""
+    try:
+        async with asyncio.timeout(wait_ms / 1000):
+            await event.wait()
+    except TimeoutError:
+        pass
 
 
 class Wakeups(Generic[K]):
@@ -48,9 +56,9 @@ class Wakeups(Generic[K]):
         """The first to wait is the first to be woken."""
 
     @contextmanager
-    def listen(self, key: K) -> Iterator[Waiter]:
-        """Wait for changes of `key` from now on, until the block ends."""
-        waiter = Waiter()
+    def listen(self, key: K, event: asyncio.Event | None = None) -> Iterator[Waiter]:
+        """Wait for changes of `key` from now on, until the block ends; `event` as of `Waiter`."""
+        waiter = Waiter(event)
         self._waiters.setdefault(key, {})[waiter] = None
         try:
             yield waiter

@@ -52,6 +52,8 @@ from .http.any_server import LIVE as LIVE  # noqa: PLC0414 - exported
 from .http.any_server import METRICS as METRICS  # noqa: PLC0414 - exported
 from .http.any_server import OPENAPI as OPENAPI  # noqa: PLC0414 - exported
 from .http.any_server import READY as READY  # noqa: PLC0414 - exported
+from .http.at_once import HEARTBEATS as HEARTBEATS  # noqa: PLC0414 - exported
+from .http.at_once import TELL_GROUPS as TELL_GROUPS  # noqa: PLC0414 - exported
 from .http.endpoint import Endpoint, Rights
 from .http.idempotency import IDEMPOTENCY_KEY
 from .http.jobs import HIDE_SUBJECT as HIDE_SUBJECT  # noqa: PLC0414 - exported
@@ -526,6 +528,7 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     DELETE_SUBJECT,
     JOIN,
     HEARTBEAT,
+    HEARTBEATS,
     RELEASE,
     SUSPEND,
     LEAVE,
@@ -562,6 +565,7 @@ BROKER: tuple[Endpoint[Any], ...] = (
     SEAL,
     SET_CURSOR,
     KNOW_GROUPS,
+    TELL_GROUPS,
     FORGET_GROUP,
     HOLD,
     DROP_PARTITION,

@@ -15,6 +15,8 @@ from .ids import MAX_I64
 from .routing import ConsumeStrategy
 
 GROUPS_AT_ONCE_MAX = 1_024
+PARTITIONS_TOLD_MAX = 256
+"""Partitions that one call tells of groups."""
 Offset = Annotated[int, Meta(ge=0, le=MAX_I64)]
 AtMs = Annotated[int, Meta(ge=0, le=MAX_I64)]
 """Milliseconds since 1970."""
@@ -128,6 +130,32 @@ class KnowGroups(Struct, frozen=True, kw_only=True):
     tokens_above: Annotated[int, Meta(ge=0, le=MAX_I64)] = 0
     """Every token of the subject's deleted groups is at most this.  A broker that has forgotten one of these groups under a
     higher token refuses the call: it was made before the deletion."""
+
+
+class TellPartition(Struct, frozen=True, kw_only=True):
+    """What one partition of several is told."""
+
+    partition_id: Annotated[int, Meta(ge=0, le=MAX_I64)]
+    know: KnowGroups
+
+
+class TellGroups(Struct, frozen=True, kw_only=True):
+    """Tell several partitions of a broker of consumer groups at once, each as `KnowGroups` does alone."""
+
+    partitions: Annotated[tuple[TellPartition, ...], Meta(max_length=PARTITIONS_TOLD_MAX)]
+
+
+class NotTold(Struct, frozen=True, kw_only=True):
+    """A partition that was not told, and why."""
+
+    partition_id: int
+    reason: str
+
+
+class ToldGroups(Struct, frozen=True, kw_only=True):
+    """Each partition that is not named here knows its groups, durably."""
+
+    not_told: tuple[NotTold, ...] = ()
 
 
 class ForgetGroup(Struct, frozen=True, kw_only=True):

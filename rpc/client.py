@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from functools import partial
 from typing import TypeVar
@@ -30,6 +29,8 @@ from ..protocol.control import (
     GroupView,
     Health,
     Heartbeat,
+    HeartbeatAnswers,
+    Heartbeats,
     HostPartition,
     Join,
     Joined,
@@ -80,6 +81,8 @@ from ..protocol.progress import (
     KnowGroups,
     ResetGroup,
     SetCursor,
+    TellGroups,
+    ToldGroups,
 )
 from ..protocol.queues import QueueList
 from ..protocol.reading.bounds import AskBounds, BoundsList
@@ -91,7 +94,6 @@ from .network import Channel, KnowsMetaservers, Network
 
 T = TypeVar("T")
 CALL_TIMEOUT_MS = 5_000
-READY_POLL_S = 0.1
 PULL_TURN_MS = 500
 """How long a pull waits at a broker while other pulls of this client wait for their turn."""
 
@@ -114,6 +116,11 @@ class MetaClient:
         if isinstance(network, KnowsMetaservers):
             network.know_metaservers(self._addresses)
         self._timeout_ms = timeout_ms
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The metaservers, in the same order for equal ones."""
+        return tuple(sorted(self._addresses))
 
     @property
     def address_count(self) -> int:
@@ -354,6 +361,14 @@ class MetaClient:
             one_address=True,
         )
 
+    async def heartbeats(
+        self, body: Heartbeats, *, wait_ms: int, timeout_ms: int
+    ) -> HeartbeatAnswers:
+        """As `heartbeat` of several sessions; the metaserver waits for `wait_ms`."""
+        return await self._call(
+            endpoints.HEARTBEATS, body, wait_ms=wait_ms, timeout_ms=timeout_ms, one_address=True
+        )
+
     async def release(self, body: ReleaseGrant) -> Done:
         """Report the end of a hand-over."""
         return await self._call(endpoints.RELEASE, body)
@@ -397,32 +412,6 @@ class MetaClient:
         """
         health = await self._call(endpoints.HEALTH)
         return of_program("metaserver", self._addresses[0], health)
-
-    async def wait_until_ready(self, wait_s: float) -> None:
-        """
-        Wait until a metaserver is ready, at most `wait_s` seconds; returns then also if one answers and is not ready.
-
-        Raises:
-            NotSentError, OutcomeUnknownError: no metaserver answers after this time.
-            KeylaneError: at once, an answer that does not change by waiting, as that of another program.
-        """
-        failure: KeylaneError | None = OutcomeUnknownError(
-            f"no metaserver answered within {wait_s:g} s"
-        )
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                while True:
-                    try:
-                        if (await self.health()).ready:
-                            return
-                        failure = None
-                    except KeylaneError as error:
-                        if error.retry is RetryRule.NEVER:
-                            raise
-                        failure = error
-                    await asyncio.sleep(READY_POLL_S)
-        if failure is not None:
-            raise failure
 
 
 class BrokerClient:
@@ -521,6 +510,10 @@ class BrokerClient:
     async def know_groups(self, partition_id: int, body: KnowGroups) -> Done:
         """Make retention wait for groups that have not read a partition yet."""
         return await self._control(endpoints.KNOW_GROUPS, body, id=partition_id)
+
+    async def tell_groups(self, body: TellGroups) -> ToldGroups:
+        """As `know_groups` of several partitions at once."""
+        return await self._control(endpoints.TELL_GROUPS, body)
 
     async def forget_group(self, partition_id: int, body: ForgetGroup) -> ForgottenGroup:
         """Have a partition forget a deleted consumer group."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from typing import Any
 
 from ..protocol.access.tokens import check_token
-from ..protocol.errors import ConfigError
+from ..protocol.errors import ConfigError, KeylaneError, OutcomeUnknownError, RetryRule
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.settings import CALL_TIMEOUT_MS, is_within
 from .access.token_file import token_source
@@ -18,6 +19,7 @@ from .http_network import HttpNetwork, client_network
 from .network import Network
 
 WAIT_S_MAX = 86_400
+READY_POLL_S = 0.1
 
 
 class Connections:
@@ -99,17 +101,45 @@ class Connections:
         own = self._own
         return self._throttled_ms + (0 if own is None else own.throttling.waited_ms)
 
+    @property
+    def kind(self) -> Hashable:
+        """What clients have in common that may share a network: the one that was passed in, or TLS and token."""
+        return id(self.network) if self._own is None else (self.tls, self.token)
+
+    def another(self) -> tuple[Callable[[], Network], Callable[[], Awaitable[None]]]:
+        """
+        A network of the same kind, for what clients share: it outlives this client.
+
+        Returns:
+            Makes it, once; and closes it if it was made.  A network that was passed in is taken itself, and stays open.
+        """
+        network, own = self.network, self._own
+        assert network is not None
+        made: list[HttpNetwork] = []
+
+        def make() -> Network:
+            if own is None:
+                return network
+            made.append(client_network(self.tls, token_source(self.token)))
+            return made[0]
+
+        async def close() -> None:
+            for each in made:
+                await each.close()
+
+        return make, close
+
     async def wait_for(self, meta: MetaClient) -> None:
         """
         Wait for metaservers that are still starting, at most `wait_s`; with 0 they are not asked.
 
         Raises:
-            KeylaneError: as of `MetaClient.wait_until_ready`; every connection is closed.
+            KeylaneError: as of `wait_until_ready`; every connection is closed.
         """
         if not self.wait_s:
             return
         try:
-            await meta.wait_until_ready(self.wait_s)
+            await wait_until_ready(meta, self.wait_s)
         except BaseException:
             await clean_up(self.close())
             raise
@@ -143,6 +173,33 @@ class Connections:
             await self._own.close()
         self.network = self._own = None
         self.home.leave()
+
+
+async def wait_until_ready(meta: MetaClient, wait_s: float) -> None:
+    """
+    Wait until a metaserver is ready, at most `wait_s` seconds; returns then also if one answers and is not ready.
+
+    Raises:
+        NotSentError, OutcomeUnknownError: no metaserver answers after this time.
+        KeylaneError: at once, an answer that does not change by waiting, as that of another program.
+    """
+    failure: KeylaneError | None = OutcomeUnknownError(
+        f"no metaserver answered within {wait_s:g} s"
+    )
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(wait_s):
+            while True:
+                try:
+                    if (await meta.health()).ready:
+                        return
+                    failure = None
+                except KeylaneError as error:
+                    if error.retry is RetryRule.NEVER:
+                        raise
+                    failure = error
+                await asyncio.sleep(READY_POLL_S)
+    if failure is not None:
+        raise failure
 
 
 async def clean_up(work: Coroutine[Any, Any, None]) -> None:

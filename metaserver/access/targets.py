@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.control import CreateSubject, Join
+from ...protocol.control import CreateSubject, Heartbeats, Join
 from ...protocol.endpoints import ACCEPT_FOLDER, CORDON
 from ...protocol.http.endpoint import Endpoint
 from ...protocol.operations import OperationKind, Reshape
@@ -53,6 +53,9 @@ class MetaTargets:
             return (AccessTarget(body.subject),) if body.kind in _OF_SUBJECT else _WHOLE
         if isinstance(body, CreateSubject | Join):
             return (AccessTarget(body.subject, getattr(body, "group", "")),)
+        if isinstance(body, Heartbeats):
+            known = [await self._of_session(each.session) for each in body.heartbeats]
+            return list(dict.fromkeys(target for target in known if target is not None))
         session = getattr(body, "session", None)
         if isinstance(session, str):
             target = await self._of_session(session)

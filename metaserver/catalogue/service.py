@@ -186,6 +186,11 @@ class Catalogue:
             cluster_version="" if self._member is None else self._member.version,
         )
 
+    @property
+    def has_untold(self) -> bool:
+        """Whether a broker has asked for the consumer groups of partitions."""
+        return bool(self._untold)
+
     def take_untold(self) -> list[tuple[int, ...]]:
         """Return, and forget, the partitions whose brokers asked for their consumer groups; one tuple a broker."""
         untold, self._untold = self._untold, {}

@@ -14,7 +14,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,32 +91,6 @@ def untold_groups(connection: Connection) -> int:
     return connection.execute(_untold).scalar_one()
 
 
-def unheard_partitions(
-    connection: Connection, *, after: int = 0, group_id: int | None = None
-) -> list[Announcement]:
-    """
-    Return partitions on live brokers that do not know one of their groups, each with all of its groups, by id.
-
-    There are at most `PARTITIONS_MAX`; a caller goes on after them, whether they were told or not.
-
-    Args:
-        after: only partitions with higher ids.
-        group_id: only partitions whose brokers do not know this group.
-    """
-    which: dict[str, Any] = {"after": after, "most": PARTITIONS_MAX}
-    if group_id is None:
-        ids = connection.execute(_unheard, which)
-    else:
-        ids = connection.execute(_unheard_of_one, which | {"of_group": group_id})
-    return read_announcements(connection, ids.scalars().all())
-
-
-def begin_announcement(connection: Connection, group_id: int) -> list[Announcement]:
-    """As `unheard_partitions` of one group, in a durable write: after a crash no broker has a group that SQL lacks."""
-    mark_unsettled(connection, group_id)
-    return unheard_partitions(connection, group_id=group_id)
-
-
 _told = (
     sa.select(
         partitions.c.partition_id,
@@ -138,18 +112,48 @@ _told = (
         ),
     )
     .where(
-        partitions.c.partition_id.in_(sa.bindparam("ids", expanding=True)),
         partitions.c.state != PartitionState.PLANNED,
         brokers.c.expires_at > now_ms(),
     )
     .order_by(partitions.c.partition_id, groups.c.group_id)
 )
+_told_by_id = _told.where(partitions.c.partition_id.in_(sa.bindparam("ids", expanding=True)))
+_told_unheard = _told.where(partitions.c.partition_id.in_(_unheard))
+_told_unheard_of_one = _told.where(partitions.c.partition_id.in_(_unheard_of_one))
+
+
+def unheard_partitions(
+    connection: Connection, *, after: int = 0, group_id: int | None = None
+) -> list[Announcement]:
+    """
+    Return partitions on live brokers that do not know one of their groups, each with all of its groups, by id.
+
+    There are at most `PARTITIONS_MAX`; a caller goes on after them, whether they were told or not.
+
+    Args:
+        after: only partitions with higher ids.
+        group_id: only partitions whose brokers do not know this group.
+    """
+    which: dict[str, Any] = {"after": after, "most": PARTITIONS_MAX}
+    if group_id is None:
+        return _announcements(connection.execute(_told_unheard, which))
+    return _announcements(connection.execute(_told_unheard_of_one, which | {"of_group": group_id}))
+
+
+def begin_announcement(connection: Connection, group_id: int) -> list[Announcement]:
+    """As `unheard_partitions` of one group, in a durable write: after a crash no broker has a group that SQL lacks."""
+    mark_unsettled(connection, group_id)
+    return unheard_partitions(connection, group_id=group_id)
 
 
 def read_announcements(connection: Connection, ids: Sequence[int]) -> list[Announcement]:
     """Return these partitions as far as their brokers are alive, each with all groups that are to read it."""
+    return _announcements(connection.execute(_told_by_id, {"ids": list(ids)})) if ids else []
+
+
+def _announcements(rows: Iterable[sa.Row[Any]]) -> list[Announcement]:
     announcements: dict[int, Announcement] = {}
-    for row in connection.execute(_told, {"ids": list(ids)}) if ids else ():
+    for row in rows:
         before = announcements.get(row.partition_id)
         known = () if before is None else before.groups
         if row.group_id is not None:
@@ -180,6 +184,13 @@ def note_heard(connection: Connection, told: Sequence[Announcement]) -> None:
         mark_unsettled(connection, group_id)
 
 
+_there = (
+    sa.select(partitions.c.partition_id, heard.c.group_id)
+    .outerjoin(heard, heard.c.partition_id == partitions.c.partition_id)
+    .where(partitions.c.partition_id.in_(sa.bindparam("ids", expanding=True)))
+)
+
+
 def store_heard(connection: Connection, pairs: dict[int, list[int]]) -> set[int]:
     """
     Store partition id → groups that its broker knows; partitions that were deleted meanwhile are left out.
@@ -187,12 +198,8 @@ def store_heard(connection: Connection, pairs: dict[int, list[int]]) -> set[int]
     Returns:
         The ids of the groups with a new row.
     """
-    there = (
-        sa.select(partitions.c.partition_id, heard.c.group_id)
-        .outerjoin(heard, heard.c.partition_id == partitions.c.partition_id)
-        .where(partitions.c.partition_id.in_(pairs))
-    )
-    known = {(row.partition_id, row.group_id) for row in connection.execute(there)}
+    there = connection.execute(_there, {"ids": list(pairs)})
+    known = {(row.partition_id, row.group_id) for row in there}
     left = {partition_id for partition_id, _ in known}
     rows = [
         {"group_id": group_id, "partition_id": partition_id}
@@ -259,11 +266,17 @@ def unheard_children(
     return list(ids.scalars())
 
 
+_locked = (
+    sa.select(groups.c.group_id)
+    .where(groups.c.group_id.in_(sa.bindparam("ids", expanding=True)))
+    .order_by(groups.c.group_id)
+    .with_for_update()
+)
+
+
 def _lock_groups(connection: Connection, ids: Collection[int]) -> set[int]:
     """Lock the groups that exist, and return their ids."""
-    locked = sa.select(groups.c.group_id).where(groups.c.group_id.in_(ids))
-    chosen = connection.execute(locked.order_by(groups.c.group_id).with_for_update())
-    return set(chosen.scalars())
+    return set(connection.execute(_locked, {"ids": list(ids)}).scalars())
 
 
 _unsettled = (

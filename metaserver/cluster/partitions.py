@@ -17,6 +17,8 @@ from ...protocol.routing import Partition, PartitionState
 from ..sql.dialect import now_ms
 from ..sql.schema import brokers, leases, partition_parents, partitions, subjects
 
+HAS_PARENTS = sa.exists().where(partition_parents.c.partition_id == partitions.c.partition_id)
+"""Whether a partition continues others, those included that clients do not know."""
 _seen = sa.select(
     partitions,
     sa.case((brokers.c.expires_at > now_ms(), brokers.c.address)).label("address"),
@@ -91,7 +93,7 @@ def subject_parents(
 def select_granted(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
     """Make the statement for `granted_partitions`: the partitions whose leases meet a condition."""
     return (
-        _seen.add_columns(leases.c.token)
+        _seen.add_columns(leases.c.token, HAS_PARENTS.label("has_parents"))
         .join(leases, leases.c.partition_id == partitions.c.partition_id)
         .where(condition)
         .order_by(partitions.c.partition_id)
@@ -103,7 +105,7 @@ def granted_partitions(
 ) -> list[tuple[Partition, int]]:
     """Return the partitions that `granted` selects and the tokens of their leases, by id; `values` are bind parameters."""
     rows = connection.execute(granted, values).all()
-    ids = [row.partition_id for row in rows]
+    ids = [row.partition_id for row in rows if row.has_parents]
     known = _read_parents(connection, BY_ID.parents, {"ids": ids}) if ids else {}
     complete = _complete(rows, known)
     return [(partition, row.token) for partition, row in zip(complete, rows, strict=True)]

@@ -15,8 +15,16 @@ from ..sql.dialect import insert_new
 from ..sql.schema import accepted_folders, groups
 
 EARLIEST = GroupStart()
-_accepted_fence = sa.select(sa.func.coalesce(sa.func.max(accepted_folders.c.fence), 0))
-"""Brokers refuse tokens up to this one, see catalogue/accepted.py."""
+_facts = sa.select(
+    sa.select(sa.func.count())
+    .where(groups.c.subject_id == sa.bindparam("of_subject"))
+    .scalar_subquery()
+    .label("known"),
+    sa.select(sa.func.coalesce(sa.func.max(accepted_folders.c.fence), 0))
+    .scalar_subquery()
+    .label("fence"),
+)
+"""How many groups a subject has; and brokers refuse tokens up to this fence, see catalogue/accepted.py."""
 
 
 def insert_group(
@@ -35,8 +43,8 @@ def insert_group(
         OverloadedError: the subject has as many groups as it may have.
     """
     check_not_hidden(subject)
-    count = sa.select(sa.func.count()).where(groups.c.subject_id == subject.subject_id)
-    if connection.execute(count).scalar_one() >= GROUPS_PER_SUBJECT_MAX:
+    facts = connection.execute(_facts, {"of_subject": subject.subject_id}).one()
+    if facts.known >= GROUPS_PER_SUBJECT_MAX:
         raise OverloadedError(
             "too many consumer groups on this subject", limit=GROUPS_PER_SUBJECT_MAX
         )
@@ -44,7 +52,7 @@ def insert_group(
         "subject_id": subject.subject_id,
         "name": name,
         "strategy": strategy,
-        "last_token": max(connection.execute(_accepted_fence).scalar_one(), subject.tokens_above),
+        "last_token": max(facts.fence, subject.tokens_above),
         "version": 0,
         "settled": False,
         "route_version": 0,

@@ -9,27 +9,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.control import Grant, Grants, Heartbeat, ReleaseGrant, Retention
-from ...protocol.errors import GroupUnknownError, SessionUnknownError, TokenUnknownError
+from ...protocol.errors import GroupUnknownError, TokenUnknownError
 from ...protocol.groups import OperatorSwitch
 from ...protocol.ids import FencingToken, PartitionId, SessionId
 from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
 from ..cluster.heard import mark_unsettled
 from ..cluster.partitions import (
     BY_ID,
+    HAS_PARENTS,
     granted_partitions,
     read_partitions,
     select_granted,
     subject_parents,
 )
 from ..sql.dialect import insert_new
-from ..sql.duties import duty_left_ms, rebuilt_duty
-from ..sql.schema import drained, heard, leases, operations, partitions, sessions
+from ..sql.duties import DUTY_LEFT_MS, rebuilt_duty
+from ..sql.schema import drained, heard, leases, operations, partitions, sessions, starts
 from .leases import (
     EVERYBODY,
     Lease,
@@ -54,8 +56,7 @@ from .locked_group import (
     store_leases,
     valid_ids,
 )
-from .sessions import live_session, sweep_sessions
-from .stored_settings import member_settings, unstarted
+from .sessions import live_member, live_session, sweep_sessions
 
 log = logging.getLogger("keylane.metaserver")
 
@@ -90,7 +91,8 @@ def settle_group(connection: Connection, group_id: int) -> Changes:
     except GroupUnknownError:
         return NO_CHANGES
     ended = sweep_sessions(connection, group_id)
-    if not group.shared and duty_left_ms(connection, rebuilt_duty(group_id)):
+    held_back = _held_back(connection, group)
+    if not group.shared and held_back.rebuilt_left_ms > 0:
         return Changes(versions={}, ended=ended)  # it stays unsettled, and is settled again later
     moved = group.route_version != group.subject_version
     if group.settled and not ended and not moved:
@@ -98,7 +100,7 @@ def settle_group(connection: Connection, group_id: int) -> Changes:
     members = read_members(connection, group_id)
     held = read_leases(connection, group_id)
     begun = {key for key, lease in held.items() if lease.session or lease.wanted}
-    waits = group.resetting or _being_replaced(connection, group.subject_id)
+    waits = group.resetting or held_back.being_replaced
     readable = [] if waits else _read_readable(connection, group, begun)
     if group.shared:
         settlement = settle_shared(held, readable, last_token=group.last_token)
@@ -320,10 +322,7 @@ def read_grants(connection: Connection, session: str) -> Grants:
         SessionUnknownError: the session has ended.
     """
     # The version is read first: if a change comes between, the grants are newer than it says, and are sent again.
-    row = live_session(connection, session)
-    told = member_settings(connection, session)
-    if told is None:
-        raise SessionUnknownError(session=session)
+    row, told = live_member(connection, session)
     held: Collection[tuple[Partition, int]] = ()
     if told.strategy is ConsumeStrategy.SHARED:
         if told.suspended_by is OperatorSwitch.OFF:
@@ -366,18 +365,25 @@ def _parked_parents(
     return {partition.partition_id: partition for partition in rows}
 
 
-_replacing = sa.select(operations.c.operation_id).where(
-    operations.c.running == sa.bindparam("of_subject"), operations.c.replaces
+class _HeldBack(NamedTuple):
+    """What keeps grants from a group; read once the group is locked."""
+
+    rebuilt_left_ms: int
+    """For how long sessions from before a rebuild may still be at work."""
+    being_replaced: bool
+    """A publication is about to expire what the subject has.  Where its groups go on is fixed already: nothing is granted
+    until they go on there."""
+
+
+_reasons = sa.select(
+    sa.func.coalesce(DUTY_LEFT_MS.scalar_subquery(), 0),
+    sa.exists().where(operations.c.running == sa.bindparam("of_subject"), operations.c.replaces),
 )
 
 
-def _being_replaced(connection: Connection, subject_id: int) -> bool:
-    """
-    Whether a publication is about to expire what the subject has.
-
-    Where its groups go on is fixed already: nothing is granted until they go on there.
-    """
-    return connection.execute(_replacing, {"of_subject": subject_id}).first() is not None
+def _held_back(connection: Connection, group: LockedGroup) -> _HeldBack:
+    which = {"of_name": rebuilt_duty(group.group_id), "of_subject": group.subject_id}
+    return _HeldBack(*connection.execute(_reasons, which).one())
 
 
 _partition_facts = (
@@ -387,6 +393,14 @@ _partition_facts = (
         partitions.c.abandoned,
         partitions.c.end_offset,
         partitions.c.lost,
+        HAS_PARENTS.label("has_parents"),
+        sa.exists(_heard.where(heard.c.partition_id == partitions.c.partition_id)).label("heard"),
+        sa.exists()
+        .where(
+            starts.c.group_id == sa.bindparam("of_group"),
+            starts.c.partition_id == partitions.c.partition_id,
+        )
+        .label("starting"),
     )
     .where(
         partitions.c.subject_id == sa.bindparam("of_subject"),
@@ -399,9 +413,11 @@ _partition_facts = (
 def _read_readable(
     connection: Connection, group: LockedGroup, begun: Collection[PartitionId]
 ) -> list[PartitionFacts]:
-    rows = connection.execute(_partition_facts, {"of_subject": group.subject_id}).all()
+    here = {"of_group": group.group_id}
+    rows = connection.execute(_partition_facts, here | {"of_subject": group.subject_id}).all()
     # Lineage is read after the facts: it is written before its partition and is immutable.
-    parents = subject_parents(connection, group.subject_id)
+    has_parents = any(row.has_parents for row in rows)
+    parents = subject_parents(connection, group.subject_id) if has_parents else {}
     facts = [
         PartitionFacts(
             partition_id=PartitionId(row.partition_id),
@@ -411,15 +427,11 @@ def _read_readable(
             ended=row.abandoned and row.end_offset is not None and not row.lost,
             begun=row.partition_id in begun,
             lost=row.lost,
+            heard=row.heard or group.retention is not Retention.ACKED,
+            starting=row.starting,
         )
         for row in rows
     ]
-    here = {"of_group": group.group_id}
-    if group.retention is Retention.ACKED:
-        known = set(connection.execute(_heard, here).scalars())
-        facts = [replace(fact, heard=fact.partition_id in known) for fact in facts]
-    waiting = unstarted(connection, group.group_id)
-    facts = [replace(fact, starting=fact.partition_id in waiting) for fact in facts]
     passed = connection.execute(_drained, here).scalars()
     return readable_partitions(facts, set(passed))
 

@@ -13,19 +13,26 @@ Measured with a thousand sessions on SQLite: 50 µs of processor time each, agai
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 from sqlalchemy.engine import Connection
 
 from ...protocol.control import (
     Done,
+    ErrorBody,
     Grants,
     GroupList,
     GroupView,
     Heartbeat,
+    HeartbeatAnswers,
+    HeartbeatNews,
+    Heartbeats,
     Join,
     Joined,
     Leave,
@@ -39,7 +46,7 @@ from ...protocol.ids import ConsumerGroup, SessionId
 from ..cluster.heard import Announcement
 from ..settings import MetaserverSettings
 from ..sql.database import Database
-from ..wakeups import SingleFlight, Waiter, Wakeups
+from ..wakeups import SingleFlight, Waiter, Wakeups, wait_for
 from .creation import EARLIEST
 from .lease_rows import (
     Changes,
@@ -70,8 +77,17 @@ RENEWED_AT_ONCE_MAX = 1_000
 GRANTS_CACHED_MAX = 20_000
 
 
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """A group that was settled for a session that joins."""
+
+    changes: Changes
+    grants: Grants | None
+    """Of that session; None: it has ended."""
+
+
 Announce = Callable[
-    [int, Sequence[Announcement], Callable[[Connection], Changes]], Awaitable[Changes | None]
+    [int, Sequence[Announcement], Callable[[Connection], _Settled]], Awaitable[_Settled | None]
 ]
 """As `Announcer.announce`."""
 
@@ -79,7 +95,7 @@ Announce = Callable[
 async def _announce_later(
     _group_id: int,
     _unheard: Sequence[Announcement],
-    _finish: Callable[[Connection], Changes],
+    _finish: Callable[[Connection], _Settled],
 ) -> None:
     """Leave the group to the periodic announcements."""
 
@@ -127,8 +143,8 @@ class GroupService:
             self._settle_first, rest_ms_max=SETTLE_REST_MS_MAX
         )
         """For heartbeats: they do not wait behind joins, because a late answer costs the session."""
-        self._renewing: SingleFlight[None, SessionId, dict[str, SessionRow]] = SingleFlight(
-            self._renew_now
+        self._renewing: SingleFlight[None, Sequence[SessionId], dict[str, SessionRow]] = (
+            SingleFlight(self._renew_now)
         )
         self._releasing: SingleFlight[
             SessionId, ReleaseGrant, Mapping[ReleaseGrant, KeylaneError]
@@ -138,6 +154,8 @@ class GroupService:
         """By call, because of two heartbeats of one session the older may end later."""
         self._group_versions: dict[int, int] = {}
         """As the last `check_for_changes` read them; a new object each time."""
+        self._seen: tuple[int, ...] = ()
+        """Of that call."""
 
     async def join(self, ask: Join) -> Joined:
         """
@@ -156,14 +174,18 @@ class GroupService:
             await self._begin(ask.subject, ask.group, making)
         row = await self._database.write(join_group, ask, sessions_max=self._settings.sessions_max)
         self.end_sessions(row.replaced, why="a process with its instance name was started")
-        changes = None
+        settled = None
         if row.new_group:
-            settled = partial(settle_group, group_id=row.group_id)
-            changes = await self._announce(row.group_id, row.unheard, settled)
-        if changes is None:
+            finish = partial(_settle_and_read, group_id=row.group_id, session=row.session)
+            settled = await self._announce(row.group_id, row.unheard, finish)
+        if settled is None:
             await self.settle(row.group_id)
+            grants = await self._first_grants(row.session)
         else:
-            self._notify(changes)
+            self._notify(settled.changes)
+            grants = settled.grants
+            if grants is not None:
+                self._keep(row.session, grants)
         longest = self._settings.heartbeat_ms_max
         return Joined(
             ttl_ms=row.ttl_ms,
@@ -171,7 +193,14 @@ class GroupService:
             group_id=row.group_id,
             start=row.start,
             order_strategy=row.order_strategy,
+            grants=grants,
         )
+
+    async def _first_grants(self, session: SessionId) -> Grants | None:
+        try:
+            return await self._read_grants(session)
+        except SessionUnknownError:
+            return None  # its first heartbeat says so
 
     async def heartbeat(self, ask: Heartbeat) -> Grants:
         """
@@ -183,37 +212,108 @@ class GroupService:
             SessionUnknownError: the session has ended.
             InvalidRequestError: a list is too long.
         """
-        check_session(ask.session)
-        if max(len(ask.drained), len(ask.parked), len(ask.holding or ())) > DRAINED_MAX:
-            raise InvalidRequestError(f"at most {DRAINED_MAX} partitions at once")
-        session = SessionId(ask.session)
+        session = _checked(ask)
         with self._wakeups.listen(session) as waiter:
             versions = self._group_versions  # read before the row
             row = await self._renew(session)
             self._waiting[waiter] = _WaitingHeartbeat(row, versions.get(row.group_id))
             try:
-                if _suspend_reply_was_lost(ask, row):
-                    again = Suspend(session=session, suspended=bool(ask.suspended))
-                    await self._suspend(again, self._settling_first)
-                if ask.drained:
-                    drained_by = await self._database.write_first(
-                        note_drained, session, ask.drained, ask.parked, ask.holding
-                    )
-                    if drained_by is not None:
-                        await self._settling_first.run(drained_by, None)
-                if row.handing_over and ask.holding is not None:
-                    held = set(ask.holding)
-                    self._notify(await self._database.write_first(release_unheld, ask, held))
+                await self._take_reports(ask, row)
                 # A longer wait would make the next renewal late.
                 wait_ms = min(ask.wait_ms, row.ttl_ms // 3)
                 if row.grants_version == ask.known_version and wait_ms:
                     await waiter.wait(wait_ms)
-                cached = self._cached.get(session)
-                if cached is not None and cached.version == row.grants_version and not waiter.woken:
-                    return cached
-                return await self._read_grants(session)
+                cached = self._still_granted(row, waiter)
+                return await self._read_grants(session) if cached is None else cached
             finally:
                 del self._waiting[waiter]
+
+    async def heartbeats(self, asks: Heartbeats) -> HeartbeatAnswers:
+        """
+        As `heartbeat` of several sessions: renew them in one run, and answer as soon as the grants of one of them differ.
+
+        A session that has ended or whose heartbeat is refused is told in its answer, and ends the wait at once.
+
+        Raises:
+            StorageError
+        """
+        by_session = {each.session: each for each in asks.heartbeats}
+        refused: dict[str, KeylaneError] = {}
+        sessions: list[SessionId] = []
+        for session, ask in by_session.items():
+            try:
+                sessions.append(_checked(ask))
+            except KeylaneError as error:
+                refused[session] = error
+        event = asyncio.Event()
+        with ExitStack() as listening:
+            waiters = {
+                session: listening.enter_context(self._wakeups.listen(session, event))
+                for session in sessions
+            }
+            versions = self._group_versions  # read before the rows
+            rows = await self._renewing.run(None, sessions)
+            for session, waiter in waiters.items():
+                row = rows.get(session)
+                if row is None:
+                    self._forget(session)
+                    refused[session] = SessionUnknownError(session=session)
+                    continue
+                self._waiting[waiter] = _WaitingHeartbeat(row, versions.get(row.group_id))
+                listening.callback(self._waiting.pop, waiter)
+                try:
+                    await self._take_reports(by_session[session], row)
+                except KeylaneError as error:
+                    refused[session] = error
+            left = {session: rows[session] for session in sessions if session not in refused}
+            if not refused and all(
+                row.grants_version == by_session[session].known_version
+                for session, row in left.items()
+            ):
+                ttl_ms = min(row.ttl_ms for row in left.values())
+                wait_ms = min(ttl_ms // 3, *(ask.wait_ms for ask in asks.heartbeats))
+                await wait_for(event, wait_ms)
+            news = [
+                HeartbeatNews(session=session, error=ErrorBody.of(error))
+                for session, error in refused.items()
+            ]
+            for session, row in left.items():
+                told = await self._news(by_session[session], row, waiters[session])
+                news += [] if told is None else [told]
+        return HeartbeatAnswers(news=tuple(news))
+
+    async def _news(self, ask: Heartbeat, row: SessionRow, waiter: Waiter) -> HeartbeatNews | None:
+        """The answer to one of several heartbeats; None: its grants are those that it knows."""
+        cached = self._still_granted(row, waiter)
+        if cached is not None and cached.version == ask.known_version:
+            return None
+        try:
+            grants = cached or await self._read_grants(row.session)
+        except KeylaneError as error:
+            return HeartbeatNews(session=row.session, error=ErrorBody.of(error))
+        return HeartbeatNews(session=row.session, grants=grants)
+
+    def _still_granted(self, row: SessionRow, waiter: Waiter) -> Grants | None:
+        """The grants of a session, if they are known and no change came since its row was read."""
+        cached = self._cached.get(row.session)
+        current = cached is not None and cached.version == row.grants_version and not waiter.woken
+        return cached if current else None
+
+    async def _take_reports(self, ask: Heartbeat, row: SessionRow) -> None:
+        """Do what a heartbeat says beside that its session lives.  Raises SessionUnknownError."""
+        session = row.session
+        if _suspend_reply_was_lost(ask, row):
+            again = Suspend(session=session, suspended=bool(ask.suspended))
+            await self._suspend(again, self._settling_first)
+        if ask.drained:
+            drained_by = await self._database.write_first(
+                note_drained, session, ask.drained, ask.parked, ask.holding
+            )
+            if drained_by is not None:
+                await self._settling_first.run(drained_by, None)
+        if row.handing_over and ask.holding is not None:
+            held = set(ask.holding)
+            self._notify(await self._database.write_first(release_unheld, ask, held))
 
     async def release(self, ask: ReleaseGrant) -> Done:
         """
@@ -300,8 +400,18 @@ class GroupService:
         """Make a group's leases fit its sessions and partitions, as they are at this call or later."""
         await self._settling.run(group_id, None)
 
-    async def check_for_changes(self) -> None:
-        """Wake the heartbeats whose grants were changed by another metaserver.  Raises StorageError."""
+    async def check_for_changes(self, seen: tuple[int, ...] = ()) -> None:
+        """
+        Wake the heartbeats whose grants were changed by another metaserver.
+
+        Args:
+            seen: `DueWork.versions`, read before this call; as in the call before, no version has risen since.
+
+        Raises:
+            StorageError
+        """
+        if seen and seen == self._seen:
+            return
         waiting = dict(self._waiting)
         ids = {heartbeat.row.group_id for heartbeat in waiting.values()}
         versions = await self._database.read(group_versions, ids) if ids else {}
@@ -319,6 +429,7 @@ class GroupService:
         for heartbeat in waiting.values():
             heartbeat.group_version = versions.get(heartbeat.row.group_id)
         self._group_versions = versions
+        self._seen = seen
 
     def end_sessions(self, ended: Collection[SessionId], *, why: str) -> None:
         """Answer the heartbeats of sessions that have ended in SQL."""
@@ -329,15 +440,17 @@ class GroupService:
         self._wakeups.wake_all()
 
     async def _renew(self, session: SessionId) -> SessionRow:
-        row = (await self._renewing.run(None, session)).get(session)
+        row = (await self._renewing.run(None, (session,))).get(session)
         if row is None:
             self._forget(session)
             raise SessionUnknownError(session=session)
         return row
 
-    async def _renew_now(self, _key: None, sessions: Sequence[SessionId]) -> dict[str, SessionRow]:
+    async def _renew_now(
+        self, _key: None, sessions: Sequence[Sequence[SessionId]]
+    ) -> dict[str, SessionRow]:
         """Renew the sessions of all heartbeats that share this run, in one statement."""
-        ordered = sorted(set(sessions))
+        ordered = sorted(set(chain.from_iterable(sessions)))
         renewed: dict[str, SessionRow] = {}
         for start in range(0, len(ordered), RENEWED_AT_ONCE_MAX):
             part = ordered[start : start + RENEWED_AT_ONCE_MAX]
@@ -360,13 +473,17 @@ class GroupService:
 
     async def _read_grants(self, session: SessionId) -> Grants:
         grants = await self._database.read(read_grants, session)
+        self._keep(session, grants)
+        return grants
+
+    def _keep(self, session: SessionId, grants: Grants) -> None:
+        """Keep what a session is granted, for heartbeats that find its version unchanged."""
         if any(grant.partition.address is None for grant in grants.grants):
             self._forget(session)  # its broker is silent: the address comes without a new version
-            return grants
+            return
         if len(self._cached) >= GRANTS_CACHED_MAX:
             self._cached.clear()
         self._cached[session] = grants
-        return grants
 
     def _notify(self, changes: Changes, *, why: str = "silent for its ttl") -> None:
         for session in changes.ended:
@@ -377,6 +494,22 @@ class GroupService:
 
     def _forget(self, session: SessionId) -> None:
         self._cached.pop(session, None)
+
+
+def _settle_and_read(connection: Connection, *, group_id: int, session: SessionId) -> _Settled:
+    changes = settle_group(connection, group_id)
+    try:
+        return _Settled(changes, read_grants(connection, session))
+    except SessionUnknownError:
+        return _Settled(changes, None)
+
+
+def _checked(ask: Heartbeat) -> SessionId:
+    """Raises SessionUnknownError, InvalidRequestError."""
+    check_session(ask.session)
+    if max(len(ask.drained), len(ask.parked), len(ask.holding or ())) > DRAINED_MAX:
+        raise InvalidRequestError(f"at most {DRAINED_MAX} partitions at once")
+    return SessionId(ask.session)
 
 
 def _suspend_reply_was_lost(ask: Heartbeat, row: SessionRow) -> bool:

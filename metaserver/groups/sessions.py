@@ -39,7 +39,7 @@ from ..sql.dialect import now_ms
 from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import groups, leases, live_resets, sessions, subjects
 from .creation import EARLIEST, insert_group
-from .stored_settings import start_of
+from .stored_settings import MEMBER_COLUMNS, MemberSettings, settings_of_member, start_of
 
 PREDECESSORS_MAX = 16
 """Sessions of an instance that are remembered; calls of still earlier ones are older than any call waits."""
@@ -143,12 +143,15 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         raise InvalidRequestError("this session has joined another group", session=ask.session)
     if known is not None and known.alive:
         return replace(_session_row(known), start=start, order_strategy=subject.order_strategy)
-    _check_not_reset(connection, group_id)
-    if known is not None:  # it has expired: its leases are freed before it begins again
-        end_sessions(connection, [SessionId(ask.session)])
-    replaced, predecessors = _replace_instance(connection, group_id, ask)
-    _check_filter(connection, group_id, ask)
-    _check_room(connection, group_id, sessions_max)
+    replaced: tuple[SessionId, ...] = ()
+    predecessors = ""
+    if not new_group:  # a new one has no sessions, and no reset
+        _check_not_reset(connection, group_id)
+        if known is not None:  # it has expired: its leases are freed before it begins again
+            end_sessions(connection, [SessionId(ask.session)])
+        replaced, predecessors = _replace_instance(connection, group_id, ask)
+        _check_filter(connection, group_id, ask)
+        _check_room(connection, group_id, sessions_max)
     row = {
         "session": ask.session,
         "group_id": group_id,
@@ -364,6 +367,23 @@ def live_session(connection: Connection, session: str) -> SessionRow:
     if row is None:
         raise SessionUnknownError(session=session)
     return _session_row(row)
+
+
+_live_member = (
+    _row.add_columns(*MEMBER_COLUMNS)
+    .join(groups, groups.c.group_id == sessions.c.group_id)
+    .join(subjects, subjects.c.subject_id == groups.c.subject_id)
+    .where(sessions.c.session == sa.bindparam("of_session"), sessions.c.expires_at > now_ms())
+)
+
+
+def live_member(connection: Connection, session: str) -> tuple[SessionRow, MemberSettings]:
+    """As `live_session`, with what the session is told of its group."""
+    check_session(session)
+    row = connection.execute(_live_member, {"of_session": session}).one_or_none()
+    if row is None:
+        raise SessionUnknownError(session=session)
+    return _session_row(row), settings_of_member(row)
 
 
 def suspend_session(connection: Connection, ask: Suspend) -> int:

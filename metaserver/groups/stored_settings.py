@@ -52,14 +52,16 @@ class MemberSettings:
     order_strategy: OrderStrategy
 
 
+MEMBER_COLUMNS = (
+    groups.c.strategy,
+    groups.c.suspended.label("group_suspended"),
+    client_is_suspended.label("client_suspended"),
+    subjects.c.order_strategy,
+    *POLICY_COLUMNS,
+)
+"""Of a session's group and subject, as `settings_of_member` reads them."""
 _of_member = (
-    sa.select(
-        groups.c.strategy,
-        groups.c.suspended,
-        client_is_suspended.label("client_suspended"),
-        subjects.c.order_strategy,
-        *POLICY_COLUMNS,
-    )
+    sa.select(*MEMBER_COLUMNS)
     .join(sessions, sessions.c.group_id == groups.c.group_id)
     .join(subjects, subjects.c.subject_id == groups.c.subject_id)
     .where(sessions.c.session == sa.bindparam("of_session"))
@@ -69,10 +71,13 @@ _of_member = (
 def member_settings(connection: Connection, session: str) -> MemberSettings | None:
     """Return what a session is told; None if it has ended."""
     row = connection.execute(_of_member, {"of_session": session}).one_or_none()
-    if row is None:
-        return None
+    return None if row is None else settings_of_member(row)
+
+
+def settings_of_member(row: Any) -> MemberSettings:
+    """The settings in a row with `MEMBER_COLUMNS`."""
     switch = OperatorSwitch.OFF
-    if row.suspended:
+    if row.group_suspended:
         switch = OperatorSwitch.GROUP
     elif row.client_suspended:
         switch = OperatorSwitch.CLIENT
@@ -119,11 +124,6 @@ def read_stored(
         suspended=row.suspended,
         suspended_clients=tuple(connection.execute(_suspended_clients, here).scalars()),
     )
-
-
-def unstarted(connection: Connection, group_id: int) -> set[int]:
-    """Return the partitions whose brokers have not stored where the group begins."""
-    return set(connection.execute(_unstarted, {"of_group": group_id}).scalars())
 
 
 def start_of(row: Any) -> GroupStart:

@@ -12,23 +12,41 @@ from sqlalchemy.engine import Connection
 from ...protocol.control import GroupList, GroupSummary, GroupView, OwnerView
 from ...protocol.errors import GroupUnknownError
 from ...protocol.ids import ConsumerGroup, SessionId, check_name
+from ...protocol.operations import OperationState
 from ...protocol.progress import PendingReset, ResetGroup
 from ...protocol.routing import ConsumeStrategy
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import SERVED, open_subject_row
 from ..sql.dialect import begin_snapshot, now_ms
-from ..sql.schema import groups, leases, live_resets, removals, sessions, subjects
+from ..sql.schema import (
+    groups,
+    leases,
+    live_resets,
+    operations,
+    removals,
+    sessions,
+    starts,
+    subjects,
+)
 from .stored_settings import read_stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DueGroups:
-    """Groups to settle now, and the time until the next session may expire."""
+class DueWork:
+    """What a round of the periodic work has to do, read at once: mostly nothing."""
 
     groups: tuple[int, ...]
+    """Groups to settle now."""
     next_expiry_ms: int | None
+    """The time until the next session may expire."""
     removals: bool = False
     """Whether brokers have to drop partitions or to forget groups."""
+    operations: bool = False
+    """Whether an operation may have no driver."""
+    quick: bool = False
+    """Whether brokers have to be told of groups or where they begin, or a reset waits."""
+    versions: tuple[int, ...] = ()
+    """Equal to those of a round before only if no version of a group has risen since."""
 
 
 _due = sa.union(
@@ -39,17 +57,42 @@ _due = sa.union(
         sa.or_(sa.not_(groups.c.settled), groups.c.route_version != subjects.c.route_version),
     ),
 )
-_next_expiry = sa.select(
-    (sa.func.min(sessions.c.expires_at) - now_ms()).label("next_ms"),
-    sa.select(sa.exists(sa.select(removals.c.partition_id))).scalar_subquery().label("removals"),
+_sessions = sa.select(sa.func.min(sessions.c.expires_at) - now_ms()).scalar_subquery()
+_due_else = sa.select(
+    _sessions.label("next_ms"),
+    sa.exists(sa.select(removals.c.partition_id)).label("removals"),
+    sa.exists(
+        sa.select(operations.c.operation_id).where(
+            operations.c.state != OperationState.DONE, operations.c.driven_until <= now_ms()
+        )
+    ).label("operations"),
+    sa.or_(
+        sa.exists(sa.select(groups.c.group_id).where(sa.not_(groups.c.told)).correlate(None)),
+        sa.exists(sa.select(starts.c.group_id)),
+        sa.exists(sa.select(live_resets.c.group_id).where(live_resets.c.answer.is_(None))),
+    ).label("quick"),
+    sa.func.count(groups.c.group_id).label("known"),
+    sa.func.coalesce(sa.func.max(groups.c.group_id), 0).label("newest"),
+    sa.func.coalesce(sa.func.sum(groups.c.version), 0).label("versions"),
 )
 
 
-def due_groups(connection: Connection) -> DueGroups:
-    """Return the groups with an expired session, an unsettled change, or a route newer than at their last settling."""
+def due_work(connection: Connection) -> DueWork:
+    """
+    Return what there is to do.
+
+    Groups are those with an expired session, an unsettled change, or a route newer than at their last settling.
+    """
+    row = connection.execute(_due_else).one()
     due = connection.execute(_due).scalars().all()
-    row = connection.execute(_next_expiry).one()
-    return DueGroups(groups=tuple(due), next_expiry_ms=row.next_ms, removals=bool(row.removals))
+    return DueWork(
+        groups=tuple(due),
+        next_expiry_ms=row.next_ms,
+        removals=bool(row.removals),
+        operations=bool(row.operations),
+        quick=bool(row.quick),
+        versions=(row.known, row.newest, int(row.versions)),
+    )
 
 
 OWNERS = (

@@ -12,18 +12,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from sqlalchemy.engine import Connection
 
 from ...protocol.errors import (
     ForeignServerError,
+    InvalidRequestError,
     KeylaneError,
     NotSentError,
     OutcomeUnknownError,
 )
-from ...protocol.progress import KnowGroups
+from ...protocol.progress import (
+    PARTITIONS_TOLD_MAX,
+    KnowGroups,
+    TellGroups,
+    TellPartition,
+    ToldGroups,
+)
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
 from ..catalogue.service import HOSTED_AT_ONCE_MAX, Catalogue
@@ -46,6 +53,10 @@ log = logging.getLogger("keylane.metaserver")
 
 DUTY = "announce"
 CALL_TIMEOUT_MS = 2_000
+NAMES_AT_ONCE_MAX = 1_000
+"""Names of groups after which a call has no further partition: far below the limit of a body."""
+APART_S = 60.0
+"""For how long a broker that does not know the call for several partitions is told of each alone."""
 
 
 class Announcer:
@@ -69,6 +80,8 @@ class Announcer:
         self._slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
         self._next_run = 0.0
         """By the clock of the event loop: a broker that refused is not asked again at once."""
+        self._apart: dict[str, float] = {}
+        """Address → until when its partitions are told one by one; by the clock of the event loop."""
 
     async def announce(
         self,
@@ -129,36 +142,116 @@ class Announcer:
     async def _tell_each(self, announcements: Sequence[Announcement]) -> list[Announcement]:
         """Tell brokers; returns the announcements that have arrived."""
         silent: set[str] = set()
-        answers = await asyncio.gather(
-            *(self._tell(announcement, silent) for announcement in announcements)
-        )
-        return [
-            announcement
-            for announcement, known in zip(announcements, answers, strict=True)
-            if known
-        ]
+        calls = _calls(announcements)
+        answers = await asyncio.gather(*(self._tell(call, silent) for call in calls))
+        told = set[int]().union(*answers)
+        return [each for each in announcements if each.partition_id in told]
 
-    async def _tell(self, announcement: Announcement, silent: set[str]) -> bool:
-        """Tell a broker; returns whether it has answered.  `silent`: addresses without an answer in this round."""
-        ask = KnowGroups(
-            groups=tuple(name for _, name in announcement.groups),
-            complete=True,
-            tokens_above=announcement.tokens_above,
+    async def _tell(self, call: Sequence[Announcement], silent: set[str]) -> set[int]:
+        """
+        Tell partitions of one broker; returns the ids of those that know their groups.
+
+        Args:
+            silent: addresses without an answer in this round.
+        """
+        address = call[0].address
+        if asyncio.get_running_loop().time() >= self._apart.get(address, 0):
+            told = await self._tell_at_once(call, silent)
+            if told is not None:
+                return told
+        alone = await asyncio.gather(*(self._tell_alone(each, silent) for each in call))
+        return {each.partition_id for each, known in zip(call, alone, strict=True) if known}
+
+    async def _tell_at_once(
+        self, call: Sequence[Announcement], silent: set[str]
+    ) -> set[int] | None:
+        """As `_tell` in one call; None: the broker is of the version before, and does not know it."""
+        partitions = tuple(
+            TellPartition(partition_id=each.partition_id, know=_know(each)) for each in call
         )
+        answers: list[ToldGroups] = []
+
+        async def ask(broker: BrokerClient) -> None:
+            answers.append(await broker.tell_groups(TellGroups(partitions=partitions)))
+
+        try:
+            await self._ask(call[0], silent, ask)
+        except InvalidRequestError as error:
+            if not error.unknown_call:
+                log.info("partition %d: %s", call[0].partition_id, error.message)
+                return set()
+            self._apart[call[0].address] = asyncio.get_running_loop().time() + APART_S
+            return None
+        told = {each.partition_id for each in call} if answers else set()
+        for answer in answers:
+            for left in answer.not_told:
+                told.discard(left.partition_id)
+                log.info("partition %d: %s", left.partition_id, left.reason)
+        return told
+
+    async def _tell_alone(self, announcement: Announcement, silent: set[str]) -> bool:
+        """Tell one partition; returns whether it knows its groups."""
+
+        async def ask(broker: BrokerClient) -> None:
+            await broker.know_groups(announcement.partition_id, _know(announcement))
+
+        try:
+            return await self._ask(announcement, silent, ask)
+        except InvalidRequestError as error:
+            log.info("partition %d: %s", announcement.partition_id, error.message)
+            return False
+
+    async def _ask(
+        self,
+        announcement: Announcement,
+        silent: set[str],
+        ask: Callable[[BrokerClient], Awaitable[None]],
+    ) -> bool:
+        """Return whether the broker of a partition has answered well.  Raises InvalidRequestError."""
+        address = announcement.address
         async with self._slots:
-            if announcement.address in silent:
+            if address in silent:
                 return False
-            broker = BrokerClient(self._network, announcement.address, timeout_ms=CALL_TIMEOUT_MS)
             try:
-                await broker.know_groups(announcement.partition_id, ask)
+                await ask(BrokerClient(self._network, address, timeout_ms=CALL_TIMEOUT_MS))
+            except InvalidRequestError:
+                raise
             except (NotSentError, OutcomeUnknownError, ForeignServerError) as error:
-                silent.add(announcement.address)
+                silent.add(address)
                 log.info("partition %d: %s", announcement.partition_id, error.message)
                 return False
             except KeylaneError as error:
                 log.info("partition %d: %s", announcement.partition_id, error.message)
                 return False
         return True
+
+
+def _know(announcement: Announcement) -> KnowGroups:
+    return KnowGroups(
+        groups=tuple(name for _, name in announcement.groups),
+        complete=True,
+        tokens_above=announcement.tokens_above,
+    )
+
+
+def _calls(announcements: Sequence[Announcement]) -> list[list[Announcement]]:
+    """Divide announcements into those of one call each: of one broker, and not too many."""
+    calls: list[list[Announcement]] = []
+    open_calls: dict[str, list[Announcement]] = {}
+    names: dict[str, int] = {}
+    for each in announcements:
+        call = open_calls.get(each.address)
+        if (
+            call is None
+            or len(call) >= PARTITIONS_TOLD_MAX
+            or names[each.address] >= NAMES_AT_ONCE_MAX
+        ):
+            call = open_calls[each.address] = []
+            calls.append(call)
+            names[each.address] = 0
+        call.append(each)
+        names[each.address] += len(each.groups)
+    return calls
 
 
 def _note_and_finish(

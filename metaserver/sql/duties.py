@@ -28,7 +28,8 @@ _left = (
     .where(_named, duties.c.holder == sa.bindparam("of_holder"))
     .returning(duties.c.held_until > now_ms())
 )
-_left_ms = sa.select(duties.c.held_until - now_ms()).where(_named)
+DUTY_LEFT_MS = sa.select(duties.c.held_until - now_ms()).where(_named)
+"""For how long the lease `of_name` still holds; below 0 if it has ended."""
 
 
 def take_duty(connection: Connection, name: str, *, holder: str, lease_ms: int) -> bool:
@@ -46,7 +47,7 @@ def leave_duty(connection: Connection, name: str, *, holder: str) -> bool:
 
 def duty_left_ms(connection: Connection, name: str) -> int:
     """Return for how long a lease still holds; 0 if it has no holder."""
-    left_ms = connection.execute(_left_ms, {"of_name": name}).scalar_one_or_none()
+    left_ms = connection.execute(DUTY_LEFT_MS, {"of_name": name}).scalar_one_or_none()
     return max(0, left_ms or 0)
 
 

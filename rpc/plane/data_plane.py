@@ -107,6 +107,11 @@ class DataPlane:
         self._connections: set[PlaneConnection] = set()
         self._unknown: dict[PlaneConnection, None] = {}
         """Those of callers that are not known yet, the oldest first."""
+        self._readings: dict[PlaneConnection, asyncio.Task[None]] = {}
+        self._partings: dict[PlaneConnection, asyncio.Task[None]] = {}
+        """Of connections that are being disconnected."""
+        self._watching: asyncio.Task[None] | None = None
+        """Looks at every connection; there is one while there are connections."""
 
     @property
     def connections(self) -> int:
@@ -131,15 +136,22 @@ class DataPlane:
             self._unknown[connection] = None
         socket.on_message = partial(self._answer_at_once, connection)
         reading = asyncio.create_task(self._answer_all(connection))
-        watch = asyncio.create_task(self._watch(connection, reading))
+        self._readings[connection] = reading
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch(), name="watch connections")
         try:
             await asyncio.wait([reading])
             if not reading.cancelled():
                 reading.result()
         finally:
             reading.cancel()
-            watch.cancel()
+            del self._readings[connection]
+            if (parting := self._partings.pop(connection, None)) is not None:
+                parting.cancel()
             self._connections.discard(connection)
+            if not self._readings:
+                self._watching.cancel()
+                self._watching = None
             self._unknown.pop(connection, None)
             connection.end()
         return response
@@ -389,23 +401,35 @@ class DataPlane:
         finally:
             answering.end()
 
-    async def _watch(self, connection: PlaneConnection, reading: asyncio.Task[None]) -> None:
-        """Disconnect a client that reads nothing for too long, or whose rights have ended."""
-        loop = asyncio.get_running_loop()
+    async def _watch(self) -> None:
+        """Disconnect clients that read nothing for too long, or whose rights have ended; one timer for all of them."""
         while True:
             await asyncio.sleep(min(SHORT_S, self._stuck_s) / 2)
-            if connection.access is not None:
-                try:
-                    connection.access.check_still()
-                except KeylaneError as ended:
-                    await self._part(connection, reading, ended, CloseCode.POLICY_VIOLATION)
-                    return
-            waiting_s = connection.waiting_s(loop.time())
-            if waiting_s >= self._stuck_s or (self._room.short and waiting_s >= SHORT_S):
-                break
+            now_s = asyncio.get_running_loop().time()
+            for connection, reading in self._readings.items():
+                if connection in self._partings:
+                    continue
+                ended = self._why_parted(connection, now_s)
+                if ended is not None:
+                    # In a task of its own: its goodbye delays no look at the others.
+                    parting = self._part(connection, reading, *ended)
+                    self._partings[connection] = asyncio.create_task(parting)
+
+    def _why_parted(
+        self, connection: PlaneConnection, now_s: float
+    ) -> tuple[KeylaneError, CloseCode] | None:
+        """Why a connection has to end now, None if it has not; `now_s` is by the event loop's clock."""
+        if connection.access is not None:
+            try:
+                connection.access.check_still()
+            except KeylaneError as ended:
+                return ended, CloseCode.POLICY_VIOLATION
+        waiting_s = connection.waiting_s(now_s)
+        if waiting_s < self._stuck_s and not (self._room.short and waiting_s >= SHORT_S):
+            return None
         error = AnswerNotTakenError(f"this client has taken no answer for {waiting_s:.0f} s")
         log.warning("a client is disconnected: %s", error.message)
-        await self._part(connection, reading, error, CloseCode.TRY_AGAIN_LATER)
+        return error, CloseCode.TRY_AGAIN_LATER
 
     async def _part(
         self,

@@ -31,12 +31,14 @@ class JoinedSubject:
 
     async def granted(self, session: str) -> int:
         """The number of partitions that a session is granted when its join is answered."""
-        await self.meta.join(Join(subject="s", group="g", session=session))
-        return len((await self.meta.heartbeat(Heartbeat(session=session))).grants)
+        joined = await self.meta.join(Join(subject="s", group="g", session=session))
+        assert joined.grants == await self.meta.heartbeat(Heartbeat(session=session))
+        return len(joined.grants.grants)
 
 
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[JoinedSubject]:
+@pytest.fixture(params=["this version", "the version before"])
+async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[JoinedSubject]:
+    """The broker of the version before is told of each partition alone."""
     settings = MetaserverSettings(
         data=tmp_path, port=0, poll_ms=60_000, expire_ms=600_000, broker_ttl_ms=600_000
     )
@@ -45,7 +47,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[JoinedSubject]:
         stack.push_async_callback(network.close)
         running = await stack.enter_async_context(running_metaserver(settings))
         meta = MetaClient(network, [running.address])
-        broker = HostingBroker("a")
+        broker = HostingBroker("a", of_before=request.param == "the version before")
         await broker.start()
         stack.push_async_callback(broker.stop)
         await broker.report(meta)
@@ -68,7 +70,7 @@ async def test_first_join_of_a_group_takes_two_commits(
 
     monkeypatch.setattr(GroupWriter, "submit", noted)
     assert await cluster.granted(SESSION) == PARTITIONS
-    assert written == ["SessionRow", "Changes"]
+    assert written == ["SessionRow", "_Settled"]
     assert cluster.broker.known == {key: {"g"} for key in cluster.broker.hosted}
 
 

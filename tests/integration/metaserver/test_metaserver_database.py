@@ -19,7 +19,7 @@ from keylane.metaserver.cluster.brokers import (
 )
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.sessions import join_group, live_session, renew_sessions
-from keylane.metaserver.groups.views import due_groups
+from keylane.metaserver.groups.views import due_work
 from keylane.metaserver.sql import dialect
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.metaserver.sql.dialect import now_ms
@@ -60,7 +60,7 @@ async def test_another_boot_gives_every_session_a_whole_ttl(tmp_path: Path, upti
     clock = ManualClock(uptime_ms)
     async with opened(tmp_path, clock, "second") as database:
         assert (await database.read(live_session, A)).session == A
-        assert (await database.read(due_groups)).next_expiry_ms == 5_000
+        assert (await database.read(due_work)).next_expiry_ms == 5_000
         (broker,) = await database.read(broker_views)
         assert broker.available
         clock.advance(4_999)
@@ -90,7 +90,7 @@ async def test_restart_in_one_boot_changes_no_time(tmp_path: Path) -> None:
         await populate(database)
     clock.advance(4_000)
     async with opened(tmp_path, clock) as database:
-        assert (await database.read(due_groups)).next_expiry_ms == 1_000
+        assert (await database.read(due_work)).next_expiry_ms == 1_000
     clock.advance(1_000)
     async with opened(tmp_path, clock) as database:
         assert await database.renew(renew_sessions, [A]) == {}
@@ -126,7 +126,7 @@ async def test_concurrent_works_wait_for_each_other(tmp_path: Path) -> None:
         works = [database.write, database.renew]
         await asyncio.gather(
             *(works[index % 2](raise_version) for index in range(60)),
-            *(database.read(due_groups) for _ in range(60)),
+            *(database.read(due_work) for _ in range(60)),
         )
         assert (
             await database.read(lambda connection: connection.execute(before).scalar_one())

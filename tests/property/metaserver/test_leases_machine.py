@@ -30,7 +30,7 @@ from keylane.metaserver.groups.sessions import (
     live_session,
     renew_sessions,
 )
-from keylane.metaserver.groups.views import due_groups, read_group
+from keylane.metaserver.groups.views import due_work, read_group
 from keylane.metaserver.sql.dialect import prepare_sqlite
 from keylane.metaserver.sql.schema import (
     brokers,
@@ -180,9 +180,9 @@ class LeaseMachine(RuleBasedStateMachine):
         self.clock.advance(ms)
         if not attend:
             return
-        for group_id in self.run(due_groups).groups:
+        for group_id in self.run(due_work).groups:
             self.run(settle_group, group_id)
-        assert self.run(due_groups).groups == ()
+        assert self.run(due_work).groups == ()
 
     @rule(some=st.sets(st.sampled_from(SESSIONS), min_size=1))
     def renew(self, some: set[str]) -> None:

@@ -20,7 +20,7 @@ from keylane.protocol.control import (
     PartitionStatusList,
 )
 from keylane.protocol.errors import BrokerReadOnlyError, KeylaneError, PartitionUnknownError
-from keylane.protocol.progress import KnowGroups
+from keylane.protocol.progress import KnowGroups, TellGroups, ToldGroups
 from keylane.protocol.routing import Partition, PartitionState
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
@@ -28,9 +28,14 @@ from keylane.rpc.server import ControlRoute, Params, Server
 
 
 class HostingBroker:
-    """Hosts and seals partitions in memory, without messages; `refuse_after` of them it takes no more."""
+    """
+    Hosts and seals partitions in memory, without messages; `refuse_after` of them it takes no more.
 
-    def __init__(self, broker_group: str, broker_id: str = "") -> None:
+    Args:
+        of_before: it does not know the call that tells several partitions of groups, as brokers of a version before.
+    """
+
+    def __init__(self, broker_group: str, broker_id: str = "", *, of_before: bool = False) -> None:
         self.broker_group = broker_group
         self.broker_id = broker_id or f"folder-of-{broker_group}"
         self.hosted: dict[int, Partition] = {}
@@ -51,6 +56,7 @@ class HostingBroker:
                 ControlRoute(endpoints.PARTITION, self._describe),
                 ControlRoute(endpoints.SEAL, self._seal),
                 ControlRoute(endpoints.KNOW_GROUPS, self._know),
+                *([] if of_before else [ControlRoute(endpoints.TELL_GROUPS, self._tell)]),
             ]
         )
 
@@ -102,6 +108,11 @@ class HostingBroker:
         sealed = replace(self.hosted[partition_id], state=PartitionState.SEALED)
         self.hosted[partition_id] = sealed
         return self._status(partition_id)
+
+    async def _tell(self, body: TellGroups, _params: object) -> ToldGroups:
+        for told in body.partitions:
+            await self._know(told.know, {"id": str(told.partition_id)})
+        return ToldGroups()
 
     async def _know(self, body: KnowGroups, params: Params) -> Done:
         if self.deaf:

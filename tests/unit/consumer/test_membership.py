@@ -185,3 +185,81 @@ async def test_consumer_ends_when_a_later_process_has_its_instance():
     assert (first.instance, first.again) == ("a", False)
     assert (rejoin.again, rejoin.session == first.session) == (True, False)
     await membership.stop()
+
+
+class GrantingMeta(VersionedMeta):
+    """Answers joins with grants of version 7, after `took_ms`; the answers of the first `lost` joins are lost."""
+
+    def __init__(self, clock: ManualClock, *, took_ms: int = 0, lost: int = 0) -> None:
+        super().__init__(clock)
+        self.took_ms = took_ms
+        self.lost = lost
+        self.waited_ms: list[int] = []
+
+    async def join(self, body: Join) -> Joined:
+        self._clock.now_ms += self.took_ms
+        if self.lost:
+            self.lost -= 1
+            raise OutcomeUnknownError
+        grants = Grants(version=7, ttl_ms=1_000, grants=())
+        return Joined(ttl_ms=1_000, heartbeat_ms=300, grants=grants)
+
+    async def heartbeat(self, body, *, timeout_ms=None):
+        self.waited_ms.append(body.wait_ms)
+        return await super().heartbeat(body, timeout_ms=timeout_ms)
+
+
+async def first_heartbeat(
+    meta: GrantingMeta, clock: ManualClock
+) -> tuple[list[tuple[int, int]], int, int]:
+    """What a session is granted until its first heartbeat, and the version and the wait of that."""
+    holder = Holder()
+    membership = Membership(
+        subject="s",
+        group="g",
+        client="c",
+        meta=meta,
+        settings=ConsumerSettings(ttl_ms=1_000),
+        clock=clock,
+        rng=random.Random(1),
+        identity=random.Random(2).getrandbits,
+    )
+    while True:
+        try:
+            await membership.start(holder)
+        except OutcomeUnknownError:
+            continue
+        break
+    granted = list(holder.grants)
+    await eventually(lambda: bool(meta.known))
+    await membership.stop()
+    return granted, meta.known[0], meta.waited_ms[0]
+
+
+async def test_grants_are_taken_from_the_answer_to_a_join():
+    """The first heartbeat knows their version, and waits for a change."""
+    clock = ManualClock()
+    began_ms = clock.now_ms
+    granted, known, waited_ms = await first_heartbeat(GrantingMeta(clock, took_ms=100), clock)
+    assert granted == [(7, began_ms + 900)]
+    assert (known, waited_ms) == (7, 250)
+
+
+async def test_first_heartbeat_waits_for_nothing_when_the_join_was_slow():
+    """A long poll could be answered after the lease's end."""
+    clock = ManualClock()
+    began_ms = clock.now_ms
+    granted, known, waited_ms = await first_heartbeat(GrantingMeta(clock, took_ms=300), clock)
+    assert granted == [(7, began_ms + 900)]
+    assert (known, waited_ms) == (-1, 0)
+
+
+async def test_deadline_counts_from_the_first_join_when_its_answer_was_lost():
+    """The metaserver may have begun the session then; the repeat of the join renews nothing."""
+    clock = ManualClock()
+    began_ms = clock.now_ms
+    granted, known, waited_ms = await first_heartbeat(
+        GrantingMeta(clock, took_ms=200, lost=1), clock
+    )
+    assert granted == [(7, began_ms + 900)]
+    assert (known, waited_ms) == (-1, 0)

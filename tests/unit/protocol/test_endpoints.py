@@ -113,6 +113,7 @@ def test_paths_are_written_in_the_table_only():
         "protocol/http/any_server.py",
         "protocol/http/audit.py",
         "protocol/http/endpoint.py",
+        "protocol/http/at_once.py",
         "protocol/http/jobs.py",
         "protocol/http/quotas.py",
     }

@@ -21,6 +21,7 @@ from keylane.protocol.errors import (
     OutcomeUnknownError,
 )
 from keylane.rpc.client import MetaClient
+from keylane.rpc.connections import wait_until_ready
 from keylane.rpc.environment import Environment
 from support.cluster import eventually
 
@@ -50,7 +51,7 @@ class StartingNetwork:
 
 
 async def waited(network: StartingNetwork, wait_s: float) -> None:
-    await MetaClient(network, [ADDRESS]).wait_until_ready(wait_s)
+    await wait_until_ready(MetaClient(network, [ADDRESS]), wait_s)
 
 
 async def test_wait_ends_when_a_metaserver_is_ready():

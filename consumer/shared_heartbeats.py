@@ -1,0 +1,256 @@
+"""The heartbeats of the consumers of one program that wait for a change: one request for all of them.
+
+    consumer ─ long poll ─┐                     ┌─ news of one ─▶ its grants
+    consumer ─ long poll ─┼─▶ request ─ wait ───┤
+    consumer ─ long poll ─┘                     ╰─ tick, no news ─▶ all go on with the grants that they have
+
+Waits end at common ticks, and all that was answered begins again in the same turn, so that it shares the next request.
+What hurries never comes here: a report, a lease that may end soon, the first heartbeat after a failure.
+
+Invariants
+    A heartbeat shares a request with those of the same metaservers, TLS and token in the same event loop.
+    A request without an answer fails every heartbeat in it; each consumer then asks by itself, within its own time-outs.
+    A heartbeat that is given up leaves the request to the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from ..protocol.clock import Clock
+from ..protocol.control import Grants, Heartbeat, Heartbeats
+from ..protocol.errors import (
+    ForeignServerError,
+    KeylaneError,
+    StorageError,
+    UnreachableError,
+)
+from ..protocol.limits import SESSIONS_AT_ONCE_MAX
+from ..rpc.client import MetaClient
+from ..rpc.connections import Connections
+
+GATHER_MS = 10
+"""How long a heartbeat that begins at a tick waits for others: their answers come one after another."""
+GATHER_FIRST_MS = 50
+"""The same for the first heartbeat after a join: consumers are opened one after another, some milliseconds each."""
+APART_MS = 60_000
+"""For how long each asks alone after a refusal: the metaserver may not know the call, or a consumer may have no right."""
+_FAILURES = (UnreachableError, StorageError, ForeignServerError)
+"""Nothing is said of a session by these."""
+
+
+class _Waiting(NamedTuple):
+    """A heartbeat that waits."""
+
+    body: Heartbeat
+    beyond_ms: int
+    """The time for an answer beyond the wait."""
+    meta: MetaClient
+    """Of its consumer alone."""
+    answer: asyncio.Future[Grants | None]
+
+
+class SharedHeartbeats:
+    """
+    Sends the heartbeats that wait, together where they may be.
+
+    Args:
+        meta: called when a request has the first heartbeats of two consumers.
+        close: closes what `meta` has made.
+        clock: of ticks.
+    """
+
+    def __init__(
+        self, meta: Callable[[], MetaClient], close: Callable[[], Awaitable[None]], clock: Clock
+    ) -> None:
+        self._new_meta = meta
+        self._close = close
+        self._boot_ms = clock.boot_ms
+        self._began_ms = clock.boot_ms()
+        self._meta: MetaClient | None = None
+        self._next: list[_Waiting] = []
+        self._gathering: asyncio.TimerHandle | None = None
+        self._requests: set[asyncio.Task[None]] = set()
+        self._apart_until_ms = 0
+
+    def wait_ms(self, longest_ms: int) -> int:
+        """How long a heartbeat waits: until a tick, at least a fifth of `longest_ms` and at most all of it."""
+        period_ms = _period_ms(longest_ms)
+        left_ms = period_ms - self._since_tick_ms(period_ms)
+        return left_ms if left_ms >= longest_ms - period_ms else left_ms + period_ms
+
+    def _since_tick_ms(self, period_ms: int) -> int:
+        return (self._boot_ms() - self._began_ms) % period_ms
+
+    async def ask(
+        self, body: Heartbeat, *, longest_ms: int, beyond_ms: int, meta: MetaClient, first: bool
+    ) -> Grants | None:
+        """
+        Send a heartbeat that waits.
+
+        Args:
+            longest_ms: what its wait was made of.
+            beyond_ms: the time for an answer beyond its wait.
+            meta: of the consumer alone.
+            first: it is the first one after a join.
+
+        Returns:
+            The grants; None: those that the heartbeat knows.
+
+        Raises:
+            KeylaneError: as `MetaClient.heartbeat`.
+        """
+        if self._boot_ms() < self._apart_until_ms:
+            return await meta.heartbeat(body, timeout_ms=beyond_ms)
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(body, beyond_ms, meta, loop.create_future())
+        self._next.append(waiting)
+        since_ms = self._since_tick_ms(_period_ms(longest_ms))
+        self._send_at(
+            loop.time() + max(0, GATHER_FIRST_MS if first else GATHER_MS - since_ms) / 1000
+        )
+        return await waiting.answer
+
+    def _send_at(self, at_s: float) -> None:
+        """Send what waits at a time of the event loop's clock, if that is not done earlier."""
+        if self._gathering is not None:
+            if self._gathering.when() <= at_s:
+                return
+            self._gathering.cancel()
+        self._gathering = asyncio.get_running_loop().call_at(at_s, self._send)
+
+    def _send(self) -> None:
+        waiting = [each for each in self._next if not each.answer.done()]
+        self._next.clear()
+        self._gathering = None
+        for start in range(0, len(waiting), SESSIONS_AT_ONCE_MAX):
+            part = waiting[start : start + SESSIONS_AT_ONCE_MAX]
+            request = asyncio.create_task(self._request(part), name="heartbeats")
+            self._requests.add(request)
+            request.add_done_callback(self._requests.discard)
+            _end_without_takers(request, part)
+
+    async def _request(self, waiting: Sequence[_Waiting]) -> None:
+        try:
+            if len(waiting) == 1:
+                await _ask_alone(waiting[0])
+            elif not await self._ask_together(waiting):
+                self._apart_until_ms = self._boot_ms() + APART_MS
+                await asyncio.gather(*map(_ask_alone, waiting))
+        except asyncio.CancelledError:
+            for each in waiting:
+                each.answer.cancel()
+            raise
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
+            for each in waiting:
+                _fail(each, error)
+
+    async def _ask_together(self, waiting: Sequence[_Waiting]) -> bool:
+        """Send one request; False: it was refused, and no heartbeat is answered."""
+        if self._meta is None:
+            self._meta = self._new_meta()
+        try:
+            answers = await self._meta.heartbeats(
+                Heartbeats(heartbeats=tuple(each.body for each in waiting)),
+                wait_ms=min(each.body.wait_ms for each in waiting),
+                timeout_ms=min(each.beyond_ms for each in waiting),
+            )
+        except _FAILURES as error:
+            for each in waiting:
+                _fail(each, error.copy(error.fate))
+            return True
+        except KeylaneError:
+            return False
+        news = {told.session: told for told in answers.news}
+        for each in waiting:
+            told = news.get(each.body.session)
+            if told is not None and told.error is not None:
+                _fail(each, told.error.error())
+            elif not each.answer.done():
+                each.answer.set_result(None if told is None else told.grants)
+        return True
+
+    async def close(self) -> None:
+        """End what is under way, and close the connection."""
+        if self._gathering is not None:
+            self._gathering.cancel()
+        for request in self._requests:
+            request.cancel()
+        await asyncio.gather(*self._requests, return_exceptions=True)
+        if self._meta is not None:
+            await self._close()
+
+
+async def _ask_alone(waiting: _Waiting) -> None:
+    try:
+        grants = await waiting.meta.heartbeat(waiting.body, timeout_ms=waiting.beyond_ms)
+    except KeylaneError as error:
+        _fail(waiting, error)
+    else:
+        if not waiting.answer.done():
+            waiting.answer.set_result(grants)
+
+
+def _fail(waiting: _Waiting, error: BaseException) -> None:
+    if not waiting.answer.done():
+        waiting.answer.set_exception(error)
+
+
+def _end_without_takers(request: asyncio.Task[None], waiting: Sequence[_Waiting]) -> None:
+    """Cancel a request when every heartbeat in it was given up."""
+    left = len(waiting)
+
+    def ended(answer: asyncio.Future[Grants | None]) -> None:
+        nonlocal left
+        left -= answer.cancelled()
+        if not left:
+            request.cancel()
+
+    for each in waiting:
+        each.answer.add_done_callback(ended)
+
+
+def _period_ms(longest_ms: int) -> int:
+    """The time between two ticks, so that a wait can begin at any time: a short one is added to the next."""
+    return max(1, longest_ms * 4 // 5)
+
+
+class _Shared(NamedTuple):
+    heartbeats: SharedHeartbeats
+    users: set[object]
+
+
+_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, _Shared]] = WeakKeyDictionary()
+"""By event loop, and by metaservers, TLS and token."""
+
+
+def heartbeats_for(
+    user: object, connections: Connections, addresses: tuple[str, ...], clock: Clock
+) -> SharedHeartbeats:
+    """The heartbeats that a consumer with these open connections shares, until `leave_heartbeats`."""
+    by_key = _shared.setdefault(asyncio.get_running_loop(), {})
+    key = (addresses, connections.kind)
+    known = by_key.get(key)
+    if known is None:
+        network, close = connections.another()
+
+        def meta() -> MetaClient:
+            return MetaClient(network(), addresses)
+
+        known = by_key[key] = _Shared(SharedHeartbeats(meta, close, clock), set())
+    known.users.add(user)
+    return known.heartbeats
+
+
+async def leave_heartbeats(user: object) -> None:
+    """Share no more; the last one of all closes the connection."""
+    by_key = _shared.get(asyncio.get_running_loop(), {})
+    for key, known in list(by_key.items()):
+        if user in known.users:
+            known.users.discard(user)
+            if not known.users:
+                del by_key[key]
+                await known.heartbeats.close()

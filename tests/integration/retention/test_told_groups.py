@@ -1,0 +1,34 @@
+"""A broker is told of the groups of several partitions in one call."""
+
+from __future__ import annotations
+
+from keylane.protocol.progress import KnowGroups, TellGroups, TellPartition
+from keylane.rpc.client import BrokerClient
+from keylane.rpc.http_network import HttpNetwork
+from support.cluster import Cluster, meta_of
+
+UNKNOWN = 999_999
+
+
+async def test_partitions_know_their_groups_when_one_of_the_call_is_unknown(
+    shared_cluster: Cluster,
+):
+    """The answer names the unknown partition; the others have the groups, and no more is missing."""
+    await shared_cluster.create("told", partitions=2)
+    async with meta_of(shared_cluster) as meta:
+        route = await meta.route("told")
+    network = HttpNetwork()
+    try:
+        for partition in route.open_partitions():
+            assert partition.address is not None
+            broker = BrokerClient(network, partition.address)
+            know = KnowGroups(groups=("a", "b"), complete=True)
+            ids = (UNKNOWN, partition.partition_id)
+            told = tuple(TellPartition(partition_id=each, know=know) for each in ids)
+            answer = await broker.tell_groups(TellGroups(partitions=told))
+            assert [left.partition_id for left in answer.not_told] == [UNKNOWN]
+            status = await broker.partition(partition.partition_id)
+            assert sorted(group.group for group in status.groups) == ["a", "b"]
+            assert status.groups_told
+    finally:
+        await network.close()
