@@ -154,12 +154,12 @@ class OutgoingBatch:
         self._counted += len(key) + len(value) + len(packed_properties) + BYTES_PER_MESSAGE
         return index
 
-    def extend(self, keys: list[bytes], values: list[bytes]) -> None:
-        """Append messages without properties, of the time of the last one."""
+    def extend(self, keys: list[bytes], values: list[bytes], size: int) -> None:
+        """Append messages without properties, of the time of the last one; `size` as it counts in that of the batch."""
         self.keys += keys
         self.values += values
         self.grant(0)
-        self._counted += sum(map(len, keys)) + sum(map(len, values)) + BYTES_PER_MESSAGE * len(keys)
+        self._counted += size
 
     def _add_properties(self, index: int, packed_properties: bytes) -> None:
         """Set the properties of the message just added."""

@@ -296,10 +296,18 @@ class Sending(ScheduledCancels, Generic[V]):
 
     def _extend(self, executor: Executor, keys: list[bytes], values: list[bytes]) -> None:
         """Put plain messages into the open batch of an executor."""
-        if len(executor.open) + len(keys) > self._batch_count:
+        size = sum(map(len, keys)) + sum(map(len, values)) + BYTES_PER_MESSAGE * len(keys)
+        batch = executor.open
+        room = batch.room - size
+        if room > 0:
+            batch.room = room
+            batch.keys += keys
+            batch.values += values
+            return
+        if len(batch) + len(keys) > self._batch_count:
             executor.roll()
         batch = self._open_batch(executor)
-        batch.extend(keys, values)
+        batch.extend(keys, values, size)
         self._look(executor, batch)
 
     def _add_and_look(self, executor: Executor, key: bytes, value: bytes) -> SendFuture:
