@@ -135,7 +135,7 @@ class Producer(Sending[V], Generic[V]):
 
     def _forked(self) -> None:
         """In a forked child, leave the queued messages to the parent; `send` finds no sender."""
-        self._of_parent, self._senders = self._senders, {}
+        self._of_parent = self._take_senders()
 
     async def __aexit__(
         self,
@@ -405,8 +405,7 @@ class Producer(Sending[V], Generic[V]):
 
     async def _end(self) -> None:
         """Give up the messages that are left.  A task of its own, so that a cancelled `close` does not stop it."""
-        senders, self._senders = list(self._senders.values()), {}
-        for sender in senders:
+        for sender in self._take_senders().values():
             await sender.close()
         if self._scheduled is not None:
             await self._scheduled.close()

@@ -37,7 +37,7 @@ from ..protocol.record import Compression
 from ..protocol.routing import Partition
 from ..protocol.text import counted
 from ..rpc.client import BrokerClient
-from ..rpc.network import Calling, Channel
+from ..rpc.network import Calling, Channel, is_answered
 from .executor_state import ExecutorEvent, ExecutorState, MessageGroup, Reach
 from .failure import NOT_HERE, Step, decide_after_failure, wait_stage
 from .flight import ExecutorOwner, Turn
@@ -138,6 +138,11 @@ class Executor:
             self._budget.enter(len(self.open), self.open.size)
             self._turn.add(self)
         self.open = self._new_batch()
+
+    def filled(self) -> None:
+        """Close the open batch, which is full, and send it now: the broker works while the next one is filled."""
+        self.roll()
+        self.push()
 
     def queue(self, batch: OutgoingBatch) -> None:
         """Queue a closed batch of new messages."""
@@ -274,7 +279,7 @@ class Executor:
                     await asyncio.gather(*(call for _, call in left), return_exceptions=True)
                 finally:
                     for batch, call in left:
-                        if _is_answered(call):
+                        if is_answered(call):
                             self._settle(batch, call.result()[0])
                         elif call.cancelled():  # the executor is closed
                             batch.doubtful = True
@@ -309,8 +314,7 @@ class Executor:
 
     def _still_troubled(self) -> bool:
         self._troubled = any(
-            batch.doubtful or (call.done() and not _is_answered(call))
-            for batch, call in self._calls
+            batch.doubtful or (call.done() and not is_answered(call)) for batch, call in self._calls
         )
         return self._troubled
 
@@ -375,7 +379,7 @@ class Executor:
     def _settle_stored(self) -> None:
         """Settle the oldest batches, as far as they are stored."""
         calls = self._calls
-        while calls and _is_answered(calls[0][1]):
+        while calls and is_answered(calls[0][1]):
             batch, call = calls.popleft()
             self._settle(batch, call.result()[0])
 
@@ -471,12 +475,9 @@ class Executor:
             failing_ms=now_ms - since_ms,
         )
         step = decide_after_failure(
-            error,
-            stage,
+            error, stage, left=self.state.left, hopeless=hopeless,
             doubtful=head.doubtful,  # batches behind it cannot be stored if it is not
-            left=self.state.left,
-            hopeless=hopeless,
-        )
+        )  # fmt: skip
         if step is Step.ELSEWHERE and not self._owner.has_spare(self):
             return Step.AGAIN
         return step
@@ -594,7 +595,3 @@ class Executor:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         return [*self._in_flight, *self._queue]
-
-
-def _is_answered(call: Calling) -> bool:
-    return call.done() and not call.cancelled() and call.exception() is None

@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from itertools import chain, pairwise, repeat
 from operator import itemgetter
+from typing import Literal
 
 import msgspec
 
@@ -39,6 +40,8 @@ class OutgoingBatch:
 
     __slots__ = (
         "_all_bound",
+        "_counted",
+        "_granted",
         "_reported",
         "_runs",
         "_waiters",
@@ -56,12 +59,14 @@ class OutgoingBatch:
         "origins",
         "outcome",
         "places",
+        "plain",
         "properties",
+        "room",
         "sends",
         "sequence",
-        "size",
         "sent_at_ns",
         "tries",
+        "turn",
         "values",
         "waiting",
     )
@@ -69,14 +74,17 @@ class OutgoingBatch:
     def __init__(self, future: asyncio.Future[None]) -> None:
         self.keys: list[bytes] = []
         self.values: list[bytes] = []
-        self.sent_at_ns: int | None = None
+        self.sent_at_ns = -1
         """The time of sending of the messages that are added next; `at` sets it."""
+        self.turn = -1
+        """The number of the turn of the event loop in which the last message was added."""
         self._runs: list[tuple[int, int]] = []
         """Messages with the same time of sending: the index of the first, and that time."""
         self.properties: list[bytes] | None = None
         """Packed, up to the last message that has some; None if none has.  `properties_of` knows all."""
-        self.size = 0
-        """Bytes of keys, values and properties, with their overhead in the batch."""
+        self._counted = self._granted = 0
+        self.room = 0
+        """Bytes that plain messages may take, with their overhead, before the batch is looked at; see `grant`."""
         self.marks: bytearray | None = None
         """REORDERED and POSSIBLE by index, up to the last marked message; None if none is marked."""
         self.places: dict[int, Place] | None = None
@@ -100,6 +108,8 @@ class OutgoingBatch:
         """Done when all messages are settled, or when the first of several outcomes is known."""
         self.outcome: Outcome | list[Outcome | None] | None = None
         """The receipt of the first message or the GivenUp of all; a list, by index, if messages settle apart."""
+        self.plain: tuple[int, int, str, bool | Literal["possible"]] | None = None
+        """The first four fields of the first message's receipt, once all receipts follow from it, and have no others."""
         self.origins: list[tuple[OutgoingBatch, int]] | None = None
         """By index: the batch and index where the future of an adopted message looks; None if none are adopted."""
         self.expired = 0
@@ -121,6 +131,16 @@ class OutgoingBatch:
         self.sent_at_ns = sent_at_ns
         self._runs.append((len(self.values), sent_at_ns))
 
+    @property
+    def size(self) -> int:
+        """Bytes of keys, values and properties, with their overhead in the batch."""
+        return self._counted + self._granted - self.room
+
+    def grant(self, room: int) -> None:
+        """Let plain messages take `room` bytes, in place of what was granted before; `send` lowers it with each."""
+        self._counted += self._granted - self.room
+        self._granted = self.room = room
+
     def add(self, key: bytes, value: bytes, packed_properties: bytes, sent_at_ns: int) -> int:
         """Append a message; returns its index."""
         index = len(self.values)
@@ -130,8 +150,16 @@ class OutgoingBatch:
         self.values.append(value)
         if packed_properties:
             self._add_properties(index, packed_properties)
-        self.size += len(key) + len(value) + len(packed_properties) + BYTES_PER_MESSAGE
+        self.grant(0)
+        self._counted += len(key) + len(value) + len(packed_properties) + BYTES_PER_MESSAGE
         return index
+
+    def extend(self, keys: list[bytes], values: list[bytes], size: int) -> None:
+        """Append messages without properties, of the time of the last one; `size` as it counts in that of the batch."""
+        self.keys += keys
+        self.values += values
+        self.grant(0)
+        self._counted += size
 
     def _add_properties(self, index: int, packed_properties: bytes) -> None:
         """Set the properties of the message just added."""
@@ -372,6 +400,18 @@ class OutgoingBatch:
         if self.origins is None:
             if self.outcome is None:
                 self.outcome = outcome
+                if (
+                    type(outcome) is Receipt
+                    and self.marks is None
+                    and outcome.logic_offset is None
+                    and outcome.offset >= 0
+                ):
+                    self.plain = (
+                        outcome.partition_id,
+                        outcome.offset,
+                        outcome.durable,
+                        outcome.duplicate,
+                    )
                 self._tell()
                 return len(self)
             return sum(self._settle_one(index, outcome, index) for index in range(len(self)))

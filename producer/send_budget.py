@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..protocol.errors import GivenUpError, KeylaneError
@@ -45,10 +46,14 @@ class SendBudget:
     message over the limit.  A task that does not await its last message over the limit may not.
     """
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, when_full: Callable[[], object] | None = None) -> None:
+        """
+        Args:
+            when_full: called when `full` has changed.
+        """
         self.bytes = 0
-        self.full = False
-        """True while the limit is reached."""
+        self._full = False
+        self._when_full = when_full
         self.messages = 0
         self.acked = 0
         self.failed = 0
@@ -60,6 +65,18 @@ class SendBudget:
         """Tasks that do not await their last message over the limit; empty while the limit is not reached."""
         self._room = asyncio.Event()
         self._empty = asyncio.Event()
+
+    @property
+    def full(self) -> bool:
+        """True while the limit is reached."""
+        return self._full
+
+    @full.setter
+    def full(self, full: bool) -> None:
+        if full is not self._full:
+            self._full = full
+            if self._when_full is not None:
+                self._when_full()
 
     def enter(self, messages: int, size: int) -> None:
         """Count messages that were queued, of `size` bytes in their batch."""

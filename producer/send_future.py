@@ -28,15 +28,15 @@ class SendFuture:
         _index: int
 
     def __await__(self) -> Generator[Any, None, Receipt]:
+        plain = self._batch.plain
+        if plain is not None:
+            # `batch.receipt`, written out: most receipts are awaited when they are there already
+            partition_id, offset, durable, duplicate = plain
+            return Receipt(partition_id, offset + self._index, durable, duplicate)
+        return (yield from self._wait())
+
+    def _wait(self) -> Generator[Any, None, Receipt]:
         batch, index = self._batch, self._index
-        first = batch.outcome
-        if (
-            type(first) is Receipt
-            and batch.marks is None
-            and first.logic_offset is None
-            and first.offset >= 0
-        ):  # `batch.receipt`, written out: most receipts are awaited when they are there already
-            return Receipt(first.partition_id, first.offset + index, first.durable, first.duplicate)
         while type(batch.outcome) is not Receipt and not batch.settled(index):
             loop = asyncio.get_running_loop()
             if batch.future.get_loop() is not loop:

@@ -44,6 +44,7 @@ log = logging.getLogger("keylane.producer")
 CLIENT_TYPE = "producer"
 URGENT_WAIT_MS = 500
 EXPIRE_MS_MIN, EXPIRE_MS_MAX = 10, 1_000
+NOWHERE: list[Executor | None] = [None] * LOGICAL_PARTITIONS
 EXPIRE_SHARE = 10
 """A message is given up late by at most its time-out divided by this."""
 CLOSED = "the producer was closed before this message was acked"
@@ -74,8 +75,9 @@ class SubjectSender:
         """As `table`, for messages without a key: partitions that do not answer are replaced by others."""
         self.message_bytes_max = MESSAGE_BYTES_MAX
         """The limit of the route that is followed: key, value and properties of one message."""
-        self.careful = False
-        """True while messages go to other partitions than their own, or a key is halted; `send` then calls `check`."""
+        self.plain = self.table
+        """As `table`, for `send`: None also where it has to look further, as for all while `careful`."""
+        self._careful = False
         self._order_strategy = order_strategy
         self._meta = meta
         self._broker_at = broker_at
@@ -111,6 +113,20 @@ class SubjectSender:
         # Not in the task: a task that is cancelled before its first step never runs.
         self._task.add_done_callback(self._ended)
 
+    @property
+    def careful(self) -> bool:
+        """True while messages go to other partitions than their own, or a key is halted; `send` then calls `check`."""
+        return self._careful
+
+    @careful.setter
+    def careful(self, careful: bool) -> None:
+        self._careful = careful
+        self._choose_plain()
+
+    def _choose_plain(self) -> None:
+        """Have `send` look at each message while not all of them go where their logical partition is."""
+        self.plain = NOWHERE if self._careful or self.keyless is not self.table else self.table
+
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────
     def send_to(
         self,
@@ -139,7 +155,7 @@ class SubjectSender:
         if self.held.is_full(executor.open, len(value)):
             executor.roll()
         batch = executor.open
-        index = batch.add(key, value, packed_properties, sent_at_ns)
+        index = batch.add(key, value, packed_properties, max(sent_at_ns, batch.sent_at_ns))
         batch.set_place(index, place)
         self.annotate(batch, index, reordered=reordered, timeout_ms=timeout_ms)
         if not index:
@@ -232,18 +248,6 @@ class SubjectSender:
     def executors(self) -> list[Executor]:
         """The executors, sorted by partition id."""
         return [self._executors[key] for key in sorted(self._executors)]
-
-    @property
-    def waiting(self) -> dict[str, str]:
-        """Why messages wait, by the name of their partition; why they are held, by the name of the subject."""
-        reasons = {
-            executor.group.partition_name: executor.waiting_for
-            for executor in self.executors
-            if executor.waiting_for
-        }
-        if self.held:
-            reasons[self.subject] = self.held.cause.reason
-        return reasons
 
     def roll(self) -> None:
         """Close the open batches, so that they are sent."""
@@ -418,20 +422,10 @@ class SubjectSender:
         address = partition.address
         group = MessageGroup(CLIENT_TYPE, self.subject, partition.name, partition.broker_group)
         return Executor(
-            group,
-            partition,
-            None if address is None else self._broker_at(address),
-            self,
-            may_leave=route.may_leave,
-            static=route.static,
-            identity=self._identity,
-            settings=self._settings,
-            clock=self._clock,
-            rng=self._rng,
-            budget=self._budget,
-            epochs=self._epochs,
-            turn=self._turn,
-        )
+            group, partition, None if address is None else self._broker_at(address), self,
+            may_leave=route.may_leave, static=route.static, identity=self._identity, settings=self._settings,
+            clock=self._clock, rng=self._rng, budget=self._budget, epochs=self._epochs, turn=self._turn,
+        )  # fmt: skip
 
     # ── leaving a partition ──────────────────────────────────────────────────────────────────────────
     def availability_changed(self) -> None:
@@ -481,6 +475,7 @@ class SubjectSender:
                 executor if _answers(executor) else spare[logical % len(spare)]
                 for logical, executor in enumerate(table)
             ]
+        self._choose_plain()
 
     def _renew_stand_ins(self, usable: dict[int, Executor], spare: list[Executor]) -> None:
         for partition_id, there in list(self._away.items()):

@@ -13,7 +13,6 @@ import inspect
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from threading import get_ident
 from typing import Any, Generic, TypeVar, cast, overload
 
 import xxhash
@@ -30,7 +29,7 @@ from ..protocol.routing import OrderStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.environment import Environment, environment_of
-from ..rpc.home import NO_THREAD
+from ..rpc.home import held_here, nowhere
 from .arguments import (
     checked_partitioner,
     checked_settings,
@@ -45,7 +44,7 @@ from .placing import LogicQueue, chosen_place
 from .scheduled.sending import LaterSending, ScheduledCancels, ScheduledFuture
 from .send_budget import SendBudget
 from .send_future import BatchFuture, OverLimitFuture, SendFuture
-from .sender import SubjectSender
+from .sender import NOWHERE, SubjectSender
 from .settings import ProducerSettings
 
 UNREAD = -1
@@ -82,7 +81,8 @@ def named_only(positional: int) -> Callable[[F], F]:
 class _NoSender:
     """The sender of a subject to which nothing was sent: no message is plain."""
 
-    careful = True
+    plain = NOWHERE
+    message_bytes_max = 0
 
 
 _NO_SENDER = cast(SubjectSender, _NoSender())
@@ -108,10 +108,8 @@ class Sending(ScheduledCancels, Generic[V]):
         self._codec = checked_codecs(codec)
         self._settings = checked_settings(settings)
         self._timeout_ms = self._settings.delivery_timeout_ms
-        self._plain_queue = object() if partitioner or self._timeout_ms else None
-        """The `queue` of a plain message: None; what no message has if none is plain."""
         self._batch_bytes = self._settings.batch_bytes
-        self._last_index = self._settings.batch_count - 1
+        self._batch_count = self._settings.batch_count
         self._large_bytes = self._settings.large_bytes
         self._plain_bytes = min(KEY_BYTES_MAX, self._large_bytes)
         """A message that is no larger needs no look at its key's size, and no batch of its own."""
@@ -125,11 +123,18 @@ class Sending(ScheduledCancels, Generic[V]):
         self._clock = environment_of(environment).clock
         self._now_ns = self._clock.wall_ns
         self._turn_ns = UNREAD
-        self._open, self._thread = False, NO_THREAD
+        self._turn_number = 0
+        self._open = False
+        self._here: Callable[[], bool] = nowhere
+        """True in the thread of the opening, if there are plain messages: no codec, partitioner or time-out."""
         self._meta: MetaClient | None = None
         self._identity: Identity | None = None
+        self._touched: list[OutgoingBatch] = []
+        """Batches with messages of this turn."""
         self._senders: dict[str, SubjectSender] = {}
-        self._budget = SendBudget(self._settings.queue_bytes)
+        self._plain = self._senders
+        """Those of `_senders` that plain messages find: none while the queue is full."""
+        self._budget = SendBudget(self._settings.queue_bytes, self._when_full)
 
     def _begin(self, meta: MetaClient) -> None:
         """Set the state of a new opening; no state of an earlier one is kept, and none that a fork copied."""
@@ -137,14 +142,16 @@ class Sending(ScheduledCancels, Generic[V]):
         self._loop = asyncio.get_running_loop()
         self._end_turn()
         self._turn = Turn(self._loop, self._end_turn)
-        self._thread = get_ident() if self._codec is None else NO_THREAD  # where values are bytes
+        plain = self._codec is None and self._partitioner is None and not self._timeout_ms
+        self._here = held_here() if plain else nowhere
         environment = environment_of(self._given)
         self._clock = environment.clock
         self._now_ns = self._clock.wall_ns
         self._rng: random.Random = environment.new_rng()
+        self._draw = self._rng.getrandbits
         self._identity = Identity(environment.draw_identity)
-        self._senders = {}
-        self._budget = SendBudget(self._settings.queue_bytes)
+        self._take_senders()
+        self._budget = SendBudget(self._settings.queue_bytes, self._when_full)
         self._scheduled = LaterSending(
             meta, encode=self._encoded, broker_at=self._connections.broker_at, draw=environment.draw_identity,
             order_strategy=self._order_strategy, settings=self._settings, clock=self._clock, rng=self._rng,
@@ -166,7 +173,7 @@ class Sending(ScheduledCancels, Generic[V]):
     def send(  # noqa: PLR0917 - passed by name; see `named_only`
         self,
         subject: str,
-        value: V,
+        value: Any,
         unnamed: None = None,
         key: bytes = b"",
         deliver_at: datetime | int | None = None,
@@ -206,48 +213,42 @@ class Sending(ScheduledCancels, Generic[V]):
         """
         # Not keyword-only, because Python looks up each default of such a parameter at each call.
         try:
-            sender = self._senders[subject]
-        except (KeyError, TypeError):  # the first message of the subject, or not a name
+            sender = self._plain[subject]
+        except (KeyError, TypeError):  # the first message, a full queue, or not a name
             sender = _NO_SENDER
+        here = self._here  # called as a method it would be looked up in the class first
         if (
-            sender.careful
-            or queue is not self._plain_queue
-            or properties
+            properties is not None
             or tags
-            or deliver_at is not None
             or timeout_ms is not None
+            or queue is not None
+            or deliver_at is not None
             or unnamed is not None
-            or self._budget.full
-            or get_ident() != self._thread
+            or not here()
             or type(value) is not bytes
             or type(key) is not bytes
         ):
             return self._send_carefully(
                 subject, value, unnamed, key, deliver_at, properties, tags, queue, timeout_ms
             )
-        data: bytes = value  # type: ignore[assignment]
-        size = len(data) + len(key)
+        size = len(value) + len(key) + BYTES_PER_MESSAGE
         if size > self._plain_bytes and (
             size > self._large_bytes or size > sender.message_bytes_max or len(key) > KEY_BYTES_MAX
         ):
             return self._send_carefully(subject, value, None, key)
-        if key:
-            executor = sender.table[_hash(key) & 1023]
-        else:
-            executor = sender.keyless[self._rng.getrandbits(10)]
+        executor = sender.plain[_hash(key) & 1023 if key else self._draw(10)]
         if executor is None:
-            return sender.hold(key, data, b"", self._time_ns(), 0)
-        # `OutgoingBatch.add`, written out: a producer spends most of its time here.
+            return self._send_carefully(subject, value, None, key)
         batch = executor.open
-        if batch.sent_at_ns is not self._turn_ns:
-            self._stamp(batch, executor)
+        room = batch.room - size
+        if room <= 0:
+            return self._add_and_look(executor, key, value)
+        # `OutgoingBatch.add`, written out: a producer spends most of its time here.
+        batch.room = room
         values = batch.values
         index = len(values)
-        values.append(data)
+        values.append(value)
         batch.keys.append(key)
-        batch.size = filled = batch.size + size + BYTES_PER_MESSAGE
-        if (filled >= self._batch_bytes or index >= self._last_index) and index:
-            executor.roll()
         return BatchFuture(batch, index)
 
     def _queue_chunk(self, subject: str, chunk: Sequence[tuple[bytes, V]]) -> int:
@@ -257,13 +258,10 @@ class Sending(ScheduledCancels, Generic[V]):
         Returns:
             Their bytes with what they take in batches; 0: nothing was queued.
         """
-        sender = self._senders.get(subject)
+        sender = self._plain.get(subject)
         if (
             sender is None
-            or sender.careful
-            or self._plain_queue is not None
-            or self._budget.full
-            or get_ident() != self._thread
+            or not self._here()
             or not chunk
             or set(map(type, chunk)) != {tuple}
             or set(map(len, chunk)) != {2}
@@ -276,12 +274,12 @@ class Sending(ScheduledCancels, Generic[V]):
         if (
             size > self._large_bytes
             or size > sender.message_bytes_max
-            or len(chunk) > self._last_index
+            or len(chunk) > self._batch_count
             or max(map(len, keys)) > KEY_BYTES_MAX
         ):
             return 0
-        table, keyless, draw = sender.table, sender.keyless, self._rng.getrandbits
-        executors = [table[_hash(key) & 1023] if key else keyless[draw(10)] for key in keys]
+        plain, draw = sender.plain, self._draw
+        executors = [plain[_hash(key) & 1023 if key else draw(10)] for key in keys]
         columns: dict[Executor | None, tuple[list[bytes], list[bytes]]] = {
             executor: ([], []) for executor in executors
         }
@@ -298,16 +296,50 @@ class Sending(ScheduledCancels, Generic[V]):
 
     def _extend(self, executor: Executor, keys: list[bytes], values: list[bytes]) -> None:
         """Put plain messages into the open batch of an executor."""
-        if len(executor.open) + len(keys) > self._last_index + 1:
-            executor.roll()
+        size = sum(map(len, keys)) + sum(map(len, values)) + BYTES_PER_MESSAGE * len(keys)
         batch = executor.open
-        if batch.sent_at_ns is not self._turn_ns:
-            self._stamp(batch, executor)
-        batch.keys += keys
-        batch.values += values
-        batch.size += sum(map(len, keys)) + sum(map(len, values)) + BYTES_PER_MESSAGE * len(keys)
-        if batch.size >= self._batch_bytes or len(batch) > self._last_index:
+        room = batch.room - size
+        if room > 0:
+            batch.room = room
+            batch.keys += keys
+            batch.values += values
+            return
+        if len(batch) + len(keys) > self._batch_count:
             executor.roll()
+        batch = self._open_batch(executor)
+        batch.extend(keys, values, size)
+        self._look(executor, batch)
+
+    def _add_and_look(self, executor: Executor, key: bytes, value: bytes) -> SendFuture:
+        """Add a plain message to a batch that has no room granted: a new one, one without a message of this turn, or one that may be full."""
+        batch = self._open_batch(executor)
+        index = batch.add(key, value, b"", batch.sent_at_ns)
+        self._look(executor, batch)
+        return BatchFuture(batch, index)
+
+    def _open_batch(self, executor: Executor) -> OutgoingBatch:
+        """The open batch of an executor, for messages of this turn of the event loop."""
+        batch = executor.open
+        if batch.turn != self._turn_number:
+            if len(batch) or self._turn_ns == UNREAD:
+                batch.at(self._time_ns())
+            else:  # a new batch has a time of its own, which the others do not take over
+                self._home.check()
+                batch.at(self._now_ns())
+            batch.turn = self._turn_number
+            self._touched.append(batch)
+            if not len(batch):
+                executor.started()
+        return batch
+
+    def _look(self, executor: Executor, batch: OutgoingBatch) -> None:
+        """Send the open batch if it is full, or grant the room that it has."""
+        count_left = self._batch_count - len(batch)
+        bytes_left = self._batch_bytes - batch.size
+        if count_left > 0 and bytes_left > 0:
+            batch.grant(min(bytes_left, count_left * BYTES_PER_MESSAGE))
+        else:
+            executor.filled()
 
     def _send_carefully(  # noqa: PLR0917 - those of `send`, in its order
         self,
@@ -335,7 +367,7 @@ class Sending(ScheduledCancels, Generic[V]):
             sender = self._senders[subject]
         except (KeyError, TypeError):
             sender = self._new_sender(subject)
-        if get_ident() != self._thread:  # two threads would corrupt a batch; or there is a codec
+        if not self._here():  # two threads would corrupt a batch; or no message is plain
             value = self._encoded(subject, value)
         if type(value) is not bytes or type(key) is not bytes:
             refuse_text(value=value, key=key)
@@ -359,14 +391,12 @@ class Sending(ScheduledCancels, Generic[V]):
         if size > self._large_bytes:
             self._home.check()
             executor.roll()
-        batch = executor.open
-        if batch.sent_at_ns is not self._turn_ns:
-            self._stamp(batch, executor)
-        index = batch.add(key, value, packed, self._turn_ns)
+        batch = self._open_batch(executor)
+        index = batch.add(key, value, packed, batch.sent_at_ns)
         if reordered or timeout_ms:
             sender.annotate(batch, index, reordered=reordered, timeout_ms=timeout_ms)
-        if index and (batch.size >= self._batch_bytes or index >= self._last_index):
-            executor.roll()
+        if index:
+            self._look(executor, batch)
         return BatchFuture(batch, index)
 
     def _encoded(self, subject: str, value: Any) -> Any:
@@ -376,19 +406,11 @@ class Sending(ScheduledCancels, Generic[V]):
 
     def _send_encoded(self, subject: str, data: bytes, *, key: bytes) -> SendFuture:
         """As `send`, of bytes that no codec shall encode."""
-        thread, self._thread = self._thread, get_ident()
+        codec, self._codec = self._codec, None
         try:
             return self.send(subject, cast(V, data), key=key)
         finally:
-            self._thread = thread
-
-    def _stamp(self, batch: OutgoingBatch, executor: Executor) -> None:
-        """Have the next messages of an open batch sent now: it is new, or a turn of the event loop has begun."""
-        if not len(batch):
-            self._turn_ns = UNREAD
-        batch.at(self._time_ns() if self._turn_ns == UNREAD else self._turn_ns)
-        if not len(batch):
-            executor.started()
+            self._codec = codec
 
     def _time_ns(self) -> int:
         """The time of this turn of the event loop.  The clock is read once for a turn, and for each batch."""
@@ -400,6 +422,10 @@ class Sending(ScheduledCancels, Generic[V]):
 
     def _end_turn(self) -> None:
         self._turn_ns = UNREAD
+        self._turn_number += 1
+        touched, self._touched = self._touched, []
+        for batch in touched:
+            batch.grant(0)  # its next message has another time
 
     def _send_aside(
         self,
@@ -435,6 +461,16 @@ class Sending(ScheduledCancels, Generic[V]):
             clock=self._clock, rng=self._rng, budget=self._budget, turn=self._turn, on_dead=self._forget,
         )  # fmt: skip
         return sender
+
+    def _take_senders(self) -> dict[str, SubjectSender]:
+        """Take all senders out: `send` finds none from here on."""
+        senders, self._senders = self._senders, {}
+        self._plain = self._senders
+        return senders
+
+    def _when_full(self) -> None:
+        """Have `send` look at each message while the queue is full."""
+        self._plain = {} if self._budget.full else self._senders
 
     def _forget(self, sender: SubjectSender) -> None:
         if self._senders.get(sender.subject) is sender:

@@ -157,6 +157,18 @@ def producer_stats(
         acked=budget.acked,
         failed=budget.failed,
         retries=budget.retries,
-        waiting={name: why for sender in senders for name, why in sender.waiting.items()},
+        waiting={name: why for sender in senders for name, why in _reasons(sender).items()},
         throttled_ms=throttled_ms,
     )
+
+
+def _reasons(sender: SubjectSender) -> dict[str, str]:
+    """Why messages wait, by the name of their partition; why they are held, by the name of the subject."""
+    reasons = {
+        executor.group.partition_name: executor.waiting_for
+        for executor in sender.executors
+        if executor.waiting_for
+    }
+    if sender.held:
+        reasons[sender.subject] = sender.held.cause.reason
+    return reasons

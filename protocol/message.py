@@ -196,7 +196,7 @@ def _beginning(data: bytes) -> str:
     return f"{data[:SHOWN_BYTES]!r}{'…' * (len(data) > SHOWN_BYTES)} ({counted(len(data), 'byte')})"
 
 
-class Receipt(msgspec.Struct, frozen=True):
+class Receipt(msgspec.Struct, frozen=True, gc=False):
     """Where a sent message is stored, and how durably."""
 
     partition_id: int

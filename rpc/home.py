@@ -16,7 +16,7 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from threading import get_ident
+from threading import RLock, get_ident
 from types import TracebackType
 from typing import Any, NoReturn
 from weakref import WeakSet
@@ -137,6 +137,24 @@ class Home:
         self._loop = None
         self.thread = NO_THREAD
         self.on_fork()
+
+
+def held_here() -> Callable[[], bool]:
+    """
+    A function that is True in this thread alone.
+
+    A lock that is held here asks for the thread without making a number of it: 13 ns where `get_ident` and a comparison
+    take 40.  `threading.Condition` asks in this way too.
+    """
+    lock = RLock()
+    lock.acquire()
+    owned: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]  # not in the stubs
+    return owned
+
+
+def nowhere() -> bool:
+    """False in every thread."""
+    return False
 
 
 def _nothing() -> None:

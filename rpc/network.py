@@ -16,6 +16,11 @@ OnAnswer = Callable[[Calling], object]
 """See `Channel.begin`."""
 
 
+def is_answered(call: Calling) -> bool:
+    """True if the call has ended with an answer that is no error."""
+    return call.done() and not call.cancelled() and call.exception() is None
+
+
 class Call:
     """A call under way at the client: its caller waits for `future`, and its channel ends it."""
 

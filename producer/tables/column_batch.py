@@ -22,7 +22,7 @@ class ColumnBatch(OutgoingBatch):
         """`body` is of `count` messages, as `join_columns` made it; all are sent at `sent_at_ns`."""
         super().__init__(future)
         self._body, self._count = body, count
-        self.size = len(body)
+        self._counted = len(body)
         self._runs = [(0, sent_at_ns)]
         del self.keys, self.values
 

@@ -11,7 +11,6 @@ import contextvars
 from asyncio import events
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import get_ident
 from typing import Any
 
 from keylane.producer import sending
@@ -102,14 +101,26 @@ def thread_number() -> int:
     return getattr(asyncio.get_running_loop(), "number", FIRST_THREAD)
 
 
+def held_by_number() -> Callable[[], bool]:
+    """As `held_here` of `rpc/home.py`, of simulated threads."""
+    number = thread_number()
+    return lambda: thread_number() == number
+
+
 @contextmanager
 def simulated_threads() -> Iterator[None]:
     """Producers and consumers know threads by these numbers."""
-    rooms = [room for room in (home, sending) if room.get_ident is get_ident]  # else a mutant's
-    for room in rooms:
-        room.get_ident = thread_number  # type: ignore[attr-defined]
+    simulated: list[tuple[Any, str, Any]] = [
+        (home, "get_ident", thread_number),
+        (sending, "held_here", held_by_number),
+    ]
+    real = [getattr(room, name) for room, name, _ in simulated]
+    if real[1] is not home.held_here:  # a mutant's
+        del simulated[1]
+    for room, name, its in simulated:
+        setattr(room, name, its)
     try:
         yield
     finally:
-        for room in rooms:
-            room.get_ident = get_ident  # type: ignore[attr-defined]
+        for (room, name, _), its in zip(simulated, real, strict=False):
+            setattr(room, name, its)

@@ -15,7 +15,7 @@ from keylane.producer.send_budget import SendBudget
 from keylane.protocol.errors import ClosedError, SequenceReusedError
 from keylane.protocol.frames import PullShared
 from keylane.rpc.environment import environment_of
-from keylane.rpc.home import NO_THREAD, Home
+from keylane.rpc.home import Home
 from sim.mutants.mutant import Breaks, Patches
 
 
@@ -112,7 +112,7 @@ def home_is_not_looked_at(patches: Patches) -> None:
         if not self.here:
             raise ClosedError("not open")
 
-    patches.set(producer_sending, "get_ident", lambda: NO_THREAD)
+    patches.set(producer_sending, "held_here", lambda: lambda: True)
     patches.set(Home, "check", check_closed)
     for name in ("check_not_elsewhere", "check_thread"):
         patches.set(Home, name, lambda self: None)
