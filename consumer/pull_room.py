@@ -159,7 +159,7 @@ class RoomShare:
         self.put(count)
 
     def came(self, count: int = 0, messages: int = 0) -> None:
-        """Note that the pull has brought `count` bytes, of so many messages, or has ended without: its room is free."""
+        """Note that the pull has brought `count` bytes, of `messages`, or has ended without: its room is free."""
         if messages > 0 and count:
             self._message_bytes = -(-count // messages)
         under_way, self._under_way = self._under_way, 0

@@ -152,6 +152,21 @@ class Lanes:
         self._plain = batch.client if batch.is_plain and not self._paused else None
         self._put(messages)
 
+    def take_only(self) -> Message | None:
+        """
+        Take the message that alone waits, which counts as running; None if it is not plain, or not the only one.
+
+        It needs no run, whose callback would cost a turn of the event loop even if it is cancelled.
+        """
+        while not self.arrived and self._stored:
+            self._open()
+        if len(self.arrived) != 1 or self._stored or self._plain is None:
+            return None
+        if self.arrived[0].key in self.busy:
+            return None
+        self.alone = self.arrived.popleft()
+        return self.alone
+
     @property
     def _goes_on(self) -> bool:
         """True if the next batch is of the pull client of all that has arrived, and both together are few messages."""
@@ -178,14 +193,6 @@ class Lanes:
                 return None
         self.run = Run(messages, holder)
         return self.run
-
-    def is_rest(self, run: Run) -> bool:
-        """
-        True if a run is one message, and nothing else waits: if its handler waits, what comes then ends the run.
-
-        No callback has to do that, which would cost a turn of the event loop even if it is cancelled.
-        """
-        return len(run.messages) == len(self.arrived) == 1 and not self._stored and not self.due
 
     def end_run(self, run: Run, handled: int) -> None:
         """End a run whose first messages were handled: none of the others was begun."""

@@ -103,7 +103,6 @@ class Workers:
         self._backoff = backoff
         self._boot_ns = clock.boot_ns
         self._readings = boot_seconds(clock)
-        self._call_soon = asyncio.get_running_loop().call_soon
         self._run_size = RUN_MIN
         """Of the next run: twice as many after each that ends without a wait."""
         self._rng = rng
@@ -285,14 +284,15 @@ class Workers:
             The next message of the last one's lane, which counts as running, and how many more messages are for this turn.
         """
         lanes, left, until_s = self._lanes, RUN_MAX, next(self._readings) + RUN_S
+        if (only := lanes.take_only()) is not None:
+            return only, self._per_turn
         while left > 0 and (run := lanes.begin_run(min(left, self._run_size), worker)):
             worker.message = None
-            waits = None if lanes.is_rest(run) else self._call_soon(self._interrupt, run)
+            waits = asyncio.get_running_loop().call_soon(self._interrupt, run)
             try:
                 message, then = await self._handle_run(worker, run, until_s)
             finally:
-                if waits is not None:
-                    waits.cancel()
+                waits.cancel()
             if then is _Then.TURN:
                 return None, 0
             left -= run.begun + 1

@@ -41,7 +41,7 @@ def test_no_linger_stays_none():
     assert linger_s(0, 12.5) == 0
 
 
-class Partition:
+class ToldPartition:
     """What a sender needs of its pull client."""
 
     holds_fence = True
@@ -63,7 +63,7 @@ class Partition:
             self.checked.append(version)
 
 
-class HoldingBroker(ScriptedBroker):
+class LateAckBroker(ScriptedBroker):
     """Answers acks once it may."""
 
     def __init__(self) -> None:
@@ -103,23 +103,23 @@ async def running(sender: AckSender) -> AsyncIterator[asyncio.Task[None]]:
 async def test_wait_for_acks_ends_when_nothing_was_handled_and_nothing_is_due():
     """The wait makes its request due itself, as no handler that ends would."""
     broker = ScriptedBroker()
-    sender = sender_of(Partition(broker))
+    sender = sender_of(ToldPartition(broker))
     async with running(sender):
         assert await asyncio.wait_for(sender.durable(), 5)
         assert [ack.ranges for ack in broker.asked(Ack)] == [()]
 
 
 async def test_wait_for_acks_ends_at_once_when_the_sender_has_ended():
-    sender = sender_of(Partition(ScriptedBroker()))
+    sender = sender_of(ToldPartition(ScriptedBroker()))
     sender.handled.done(0)
     sender.end()
     assert not await asyncio.wait_for(sender.durable(), 5)
 
 
-async def test_what_is_handled_while_a_request_is_under_way_is_in_the_next_one():
+async def test_ack_is_in_the_next_request_when_one_is_under_way():
     """No further handler has to end for that."""
-    broker = HoldingBroker()
-    partition = Partition(broker)
+    broker = LateAckBroker()
+    partition = ToldPartition(broker)
     sender = sender_of(partition)
     async with running(sender):
         sender.handled.done(0)
@@ -134,7 +134,7 @@ async def test_what_is_handled_while_a_request_is_under_way_is_in_the_next_one()
 async def test_acks_are_sent_again_after_an_error():
     broker = ScriptedBroker()
     broker.acks = [NotSentError("no"), OverloadedError("no room"), NotSentError("no")]
-    partition = Partition(broker)
+    partition = ToldPartition(broker)
     sender = sender_of(partition)
     async with running(sender):
         sender.handled.done(0)
@@ -146,8 +146,8 @@ async def test_acks_are_sent_again_after_an_error():
 
 
 async def test_request_under_way_is_sent_again_by_a_flush_when_the_task_is_cancelled():
-    broker = HoldingBroker()
-    partition = Partition(broker)
+    broker = LateAckBroker()
+    partition = ToldPartition(broker)
     sender = sender_of(partition)
     async with running(sender):
         sender.handled.done(0)
@@ -162,7 +162,7 @@ async def test_request_under_way_is_sent_again_by_a_flush_when_the_task_is_cance
 async def test_task_opens_the_channel_when_there_is_none():
     broker = ScriptedBroker()
     broker.is_connected = False
-    partition = Partition(broker)
+    partition = ToldPartition(broker)
     sender = sender_of(partition)
     async with running(sender):
         sender.handled.done(0)
@@ -173,7 +173,7 @@ async def test_task_opens_the_channel_when_there_is_none():
 async def test_task_learns_what_is_parked_when_an_answer_says_so():
     broker = ScriptedBroker()
     broker.parked_version = 3
-    partition = Partition(broker)
+    partition = ToldPartition(broker)
     sender = sender_of(partition)
     async with running(sender):
         for offset in range(2):
@@ -186,11 +186,11 @@ async def test_task_learns_what_is_parked_when_an_answer_says_so():
 async def test_task_ends_with_an_error_that_is_none_of_a_broker():
     """A fault in what is told of acks ends the task, which tells the consumer; it is not lost in a callback."""
 
-    class Broken(Partition):
+    class FaultyPartition(ToldPartition):
         def acked_to(self, answer: Acked) -> None:
             raise ValueError(answer)
 
-    sender = sender_of(Broken(ScriptedBroker()))
+    sender = sender_of(FaultyPartition(ScriptedBroker()))
     async with running(sender) as task:
         sender.handled.done(0)
         sender.send_soon()
@@ -201,7 +201,7 @@ async def test_task_ends_with_an_error_that_is_none_of_a_broker():
 async def test_fence_ends_the_task():
     broker = ScriptedBroker()
     broker.acks = [FencedError(partition_id=1, token=TOKEN, current_token=9)]
-    sender = sender_of(Partition(broker))
+    sender = sender_of(ToldPartition(broker))
     async with running(sender) as task:
         sender.handled.done(0)
         sender.send_soon()
@@ -212,7 +212,7 @@ async def test_fence_ends_the_task():
 async def test_pull_lock_is_renewed_when_nothing_is_handled():
     """Also if acks linger for longer than the ttl."""
     broker = ScriptedBroker()
-    sender = sender_of(Partition(broker), ttl_ms=1_000, ack_linger_ms=10_000)
+    sender = sender_of(ToldPartition(broker), ttl_ms=1_000, ack_linger_ms=10_000)
     sender._idle_s = 0.02
     async with running(sender):
         await eventually(lambda: len(broker.asked(Ack)) >= 3)
