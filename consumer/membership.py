@@ -40,7 +40,7 @@ from ..rpc.identity import DrawBits
 from ..rpc.race import Race
 from .heartbeat_timeouts import HeartbeatTimeouts
 from .settings import ConsumerSettings
-from .shared_heartbeats import SharedHeartbeats, heartbeats_for, leave_heartbeats
+from .shared_heartbeats import SharedHeartbeats, heartbeats_for
 
 log = logging.getLogger("keylane.consumer")
 LEAVE_S = 1.0
@@ -394,9 +394,9 @@ class Membership:
             except KeylaneError as error:
                 log.info("leave: %s", error.message)
             self.session = self._joining = ""
-        if self._shared is not None:
-            self._shared = None
-            await leave_heartbeats(self)
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            await shared.leave(self)
 
 
 def _may_share(body: Heartbeat, grants: Grants) -> bool:

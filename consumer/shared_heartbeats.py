@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 from ..protocol.clock import Clock
 from ..protocol.control import Grants, Heartbeat, Heartbeats
@@ -68,6 +68,8 @@ class SharedHeartbeats:
     ) -> None:
         self._new_meta = meta
         self._close = close
+        self.loop = asyncio.get_running_loop()
+        self.users: set[object] = set()
         self._boot_ms = clock.boot_ms
         self._began_ms = clock.boot_ms()
         self._meta: MetaClient | None = None
@@ -173,6 +175,14 @@ class SharedHeartbeats:
                 each.answer.set_result(None if told is None else told.grants)
         return True
 
+    async def leave(self, user: object) -> None:
+        """Share no more; the last one of all closes the connection."""
+        self.users.discard(user)
+        if not self.users:
+            for key in [key for key, known in _shared.items() if known is self]:
+                del _shared[key]
+            await self.close()
+
     async def close(self) -> None:
         """End what is under way, and close the connection."""
         if self._gathering is not None:
@@ -218,39 +228,23 @@ def _period_ms(longest_ms: int) -> int:
     return max(1, longest_ms * 4 // 5)
 
 
-class _Shared(NamedTuple):
-    heartbeats: SharedHeartbeats
-    users: set[object]
-
-
-_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, _Shared]] = WeakKeyDictionary()
-"""By event loop, and by metaservers, TLS and token."""
+_shared: WeakValueDictionary[Hashable, SharedHeartbeats] = WeakValueDictionary()
+"""By event loop, metaservers, TLS and token; weak, because what is shared keeps its event loop."""
 
 
 def heartbeats_for(
     user: object, connections: Connections, addresses: tuple[str, ...], clock: Clock
 ) -> SharedHeartbeats:
-    """The heartbeats that a consumer with these open connections shares, until `leave_heartbeats`."""
-    by_key = _shared.setdefault(asyncio.get_running_loop(), {})
-    key = (addresses, connections.kind)
-    known = by_key.get(key)
-    if known is None:
+    """The heartbeats that a consumer with these open connections shares, until `SharedHeartbeats.leave`."""
+    loop = asyncio.get_running_loop()
+    key = (id(loop), addresses, connections.kind)
+    known = _shared.get(key)
+    if known is None or known.loop is not loop:
         network, close = connections.another()
 
         def meta() -> MetaClient:
             return MetaClient(network(), addresses)
 
-        known = by_key[key] = _Shared(SharedHeartbeats(meta, close, clock), set())
+        known = _shared[key] = SharedHeartbeats(meta, close, clock)
     known.users.add(user)
-    return known.heartbeats
-
-
-async def leave_heartbeats(user: object) -> None:
-    """Share no more; the last one of all closes the connection."""
-    by_key = _shared.get(asyncio.get_running_loop(), {})
-    for key, known in list(by_key.items()):
-        if user in known.users:
-            known.users.discard(user)
-            if not known.users:
-                del by_key[key]
-                await known.heartbeats.close()
+    return known

@@ -188,7 +188,7 @@ async def test_heartbeats_end_when_what_they_share_is_closed():
     assert [type(outcome) for outcome in outcomes] == [asyncio.CancelledError] * 2
 
 
-def test_waits_end_at_common_ticks():
+async def test_waits_end_at_common_ticks():
     """Whenever a heartbeat begins: it waits for a fifth of the longest time at least, and never longer than that."""
     clock = ManualClock()
     heartbeats = shared(AskedMeta(), clock)
