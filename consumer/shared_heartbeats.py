@@ -21,13 +21,14 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from ..protocol.clock import Clock
-from ..protocol.control import Grants, Heartbeat, Heartbeats
+from ..protocol.control import Grants, Heartbeat
 from ..protocol.errors import (
     ForeignServerError,
     KeylaneError,
     StorageError,
     UnreachableError,
 )
+from ..protocol.http.at_once import Heartbeats
 from ..protocol.limits import SESSIONS_AT_ONCE_MAX
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
@@ -42,8 +43,8 @@ _FAILURES = (UnreachableError, StorageError, ForeignServerError)
 """Nothing is said of a session by these."""
 
 
-class _Waiting(NamedTuple):
-    """A heartbeat that waits."""
+class _Begun(NamedTuple):
+    """A heartbeat that has begun."""
 
     body: Heartbeat
     beyond_ms: int
@@ -73,7 +74,7 @@ class SharedHeartbeats:
         self._boot_ms = clock.boot_ms
         self._began_ms = clock.boot_ms()
         self._meta: MetaClient | None = None
-        self._next: list[_Waiting] = []
+        self._next: list[_Begun] = []
         self._gathering: asyncio.TimerHandle | None = None
         self._requests: set[asyncio.Task[None]] = set()
         self._apart_until_ms = 0
@@ -108,7 +109,7 @@ class SharedHeartbeats:
         if self._boot_ms() < self._apart_until_ms:
             return await meta.heartbeat(body, timeout_ms=beyond_ms)
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(body, beyond_ms, meta, loop.create_future())
+        waiting = _Begun(body, beyond_ms, meta, loop.create_future())
         self._next.append(waiting)
         since_ms = self._since_tick_ms(_period_ms(longest_ms))
         self._send_at(
@@ -135,7 +136,7 @@ class SharedHeartbeats:
             request.add_done_callback(self._requests.discard)
             _end_without_takers(request, part)
 
-    async def _request(self, waiting: Sequence[_Waiting]) -> None:
+    async def _request(self, waiting: Sequence[_Begun]) -> None:
         try:
             if len(waiting) == 1:
                 await _ask_alone(waiting[0])
@@ -150,7 +151,7 @@ class SharedHeartbeats:
             for each in waiting:
                 _fail(each, error)
 
-    async def _ask_together(self, waiting: Sequence[_Waiting]) -> bool:
+    async def _ask_together(self, waiting: Sequence[_Begun]) -> bool:
         """Send one request; False: it was refused, and no heartbeat is answered."""
         if self._meta is None:
             self._meta = self._new_meta()
@@ -194,7 +195,7 @@ class SharedHeartbeats:
             await self._close()
 
 
-async def _ask_alone(waiting: _Waiting) -> None:
+async def _ask_alone(waiting: _Begun) -> None:
     try:
         grants = await waiting.meta.heartbeat(waiting.body, timeout_ms=waiting.beyond_ms)
     except KeylaneError as error:
@@ -204,12 +205,12 @@ async def _ask_alone(waiting: _Waiting) -> None:
             waiting.answer.set_result(grants)
 
 
-def _fail(waiting: _Waiting, error: BaseException) -> None:
+def _fail(waiting: _Begun, error: BaseException) -> None:
     if not waiting.answer.done():
         waiting.answer.set_exception(error)
 
 
-def _end_without_takers(request: asyncio.Task[None], waiting: Sequence[_Waiting]) -> None:
+def _end_without_takers(request: asyncio.Task[None], waiting: Sequence[_Begun]) -> None:
     """Cancel a request when every heartbeat in it was given up."""
     left = len(waiting)
 
