@@ -143,6 +143,8 @@ class SharedHeartbeats:
             elif not await self._ask_together(waiting):
                 self._apart_until_ms = self._boot_ms() + APART_MS
                 await asyncio.gather(*map(_ask_alone, waiting))
+        except GeneratorExit:
+            raise
         except asyncio.CancelledError:
             for each in waiting:
                 each.answer.cancel()
