@@ -311,8 +311,10 @@ class Membership:
         grants, shared = self._grants, self._shared
         if shared is None or not body.wait_ms or grants is None or not _may_share(body, grants):
             return await self._meta.heartbeat(body, timeout_ms=beyond_ms)
+        # Who has no partition yet may be about to get one from another consumer, which has to hand it over.
+        first = not self._heard and bool(grants.grants)
         news = await shared.ask(
-            body, longest_ms=longest_ms, beyond_ms=beyond_ms, meta=self._meta, first=not self._heard
+            body, longest_ms=longest_ms, beyond_ms=beyond_ms, meta=self._meta, first=first
         )
         return grants if news is None else news
 

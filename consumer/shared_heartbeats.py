@@ -36,7 +36,7 @@ from ..rpc.connections import Connections
 GATHER_MS = 10
 """How long a heartbeat that begins at a tick waits for others: their answers come one after another."""
 GATHER_FIRST_MS = 50
-"""The same for the first heartbeat after a join: consumers are opened one after another, some milliseconds each."""
+"""The same for the first one after a join that has brought partitions: consumers are opened one after another."""
 APART_MS = 60_000
 """For how long each asks alone after a refusal: the metaserver may not know the call, or a consumer may have no right."""
 _FAILURES = (UnreachableError, StorageError, ForeignServerError)
@@ -98,7 +98,7 @@ class SharedHeartbeats:
             longest_ms: what its wait was made of.
             beyond_ms: the time for an answer beyond its wait.
             meta: of the consumer alone.
-            first: it is the first one after a join.
+            first: it is the first one after a join that has brought partitions.
 
         Returns:
             The grants; None: those that the heartbeat knows.
