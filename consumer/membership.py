@@ -40,7 +40,7 @@ from ..rpc.identity import DrawBits
 from ..rpc.race import Race
 from .heartbeat_timeouts import HeartbeatTimeouts
 from .settings import ConsumerSettings
-from .shared_heartbeats import SharedHeartbeats, heartbeats_for, leave_heartbeats
+from .shared_heartbeats import SharedHeartbeats, heartbeats_for
 
 log = logging.getLogger("keylane.consumer")
 LEAVE_S = 1.0
@@ -311,8 +311,10 @@ class Membership:
         grants, shared = self._grants, self._shared
         if shared is None or not body.wait_ms or grants is None or not _may_share(body, grants):
             return await self._meta.heartbeat(body, timeout_ms=beyond_ms)
+        # Who has no partition yet may be about to get one from another consumer, which has to hand it over.
+        first = not self._heard and bool(grants.grants)
         news = await shared.ask(
-            body, longest_ms=longest_ms, beyond_ms=beyond_ms, meta=self._meta, first=not self._heard
+            body, longest_ms=longest_ms, beyond_ms=beyond_ms, meta=self._meta, first=first
         )
         return grants if news is None else news
 
@@ -394,9 +396,9 @@ class Membership:
             except KeylaneError as error:
                 log.info("leave: %s", error.message)
             self.session = self._joining = ""
-        if self._shared is not None:
-            self._shared = None
-            await leave_heartbeats(self)
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            await shared.leave(self)
 
 
 def _may_share(body: Heartbeat, grants: Grants) -> bool:

@@ -18,16 +18,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 from ..protocol.clock import Clock
-from ..protocol.control import Grants, Heartbeat, Heartbeats
+from ..protocol.control import Grants, Heartbeat
 from ..protocol.errors import (
     ForeignServerError,
     KeylaneError,
     StorageError,
     UnreachableError,
 )
+from ..protocol.http.at_once import Heartbeats
 from ..protocol.limits import SESSIONS_AT_ONCE_MAX
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
@@ -35,15 +36,15 @@ from ..rpc.connections import Connections
 GATHER_MS = 10
 """How long a heartbeat that begins at a tick waits for others: their answers come one after another."""
 GATHER_FIRST_MS = 50
-"""The same for the first heartbeat after a join: consumers are opened one after another, some milliseconds each."""
+"""The same for the first one after a join that has brought partitions: consumers are opened one after another."""
 APART_MS = 60_000
 """For how long each asks alone after a refusal: the metaserver may not know the call, or a consumer may have no right."""
 _FAILURES = (UnreachableError, StorageError, ForeignServerError)
 """Nothing is said of a session by these."""
 
 
-class _Waiting(NamedTuple):
-    """A heartbeat that waits."""
+class _Begun(NamedTuple):
+    """A heartbeat that has begun."""
 
     body: Heartbeat
     beyond_ms: int
@@ -68,10 +69,12 @@ class SharedHeartbeats:
     ) -> None:
         self._new_meta = meta
         self._close = close
+        self.loop = asyncio.get_running_loop()
+        self.users: set[object] = set()
         self._boot_ms = clock.boot_ms
         self._began_ms = clock.boot_ms()
         self._meta: MetaClient | None = None
-        self._next: list[_Waiting] = []
+        self._next: list[_Begun] = []
         self._gathering: asyncio.TimerHandle | None = None
         self._requests: set[asyncio.Task[None]] = set()
         self._apart_until_ms = 0
@@ -95,7 +98,7 @@ class SharedHeartbeats:
             longest_ms: what its wait was made of.
             beyond_ms: the time for an answer beyond its wait.
             meta: of the consumer alone.
-            first: it is the first one after a join.
+            first: it is the first one after a join that has brought partitions.
 
         Returns:
             The grants; None: those that the heartbeat knows.
@@ -106,7 +109,7 @@ class SharedHeartbeats:
         if self._boot_ms() < self._apart_until_ms:
             return await meta.heartbeat(body, timeout_ms=beyond_ms)
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(body, beyond_ms, meta, loop.create_future())
+        waiting = _Begun(body, beyond_ms, meta, loop.create_future())
         self._next.append(waiting)
         since_ms = self._since_tick_ms(_period_ms(longest_ms))
         self._send_at(
@@ -133,13 +136,15 @@ class SharedHeartbeats:
             request.add_done_callback(self._requests.discard)
             _end_without_takers(request, part)
 
-    async def _request(self, waiting: Sequence[_Waiting]) -> None:
+    async def _request(self, waiting: Sequence[_Begun]) -> None:
         try:
             if len(waiting) == 1:
                 await _ask_alone(waiting[0])
             elif not await self._ask_together(waiting):
                 self._apart_until_ms = self._boot_ms() + APART_MS
                 await asyncio.gather(*map(_ask_alone, waiting))
+        except GeneratorExit:
+            raise
         except asyncio.CancelledError:
             for each in waiting:
                 each.answer.cancel()
@@ -148,7 +153,7 @@ class SharedHeartbeats:
             for each in waiting:
                 _fail(each, error)
 
-    async def _ask_together(self, waiting: Sequence[_Waiting]) -> bool:
+    async def _ask_together(self, waiting: Sequence[_Begun]) -> bool:
         """Send one request; False: it was refused, and no heartbeat is answered."""
         if self._meta is None:
             self._meta = self._new_meta()
@@ -173,6 +178,14 @@ class SharedHeartbeats:
                 each.answer.set_result(None if told is None else told.grants)
         return True
 
+    async def leave(self, user: object) -> None:
+        """Share no more; the last one of all closes the connection."""
+        self.users.discard(user)
+        if not self.users:
+            for key in [key for key, known in _shared.items() if known is self]:
+                del _shared[key]
+            await self.close()
+
     async def close(self) -> None:
         """End what is under way, and close the connection."""
         if self._gathering is not None:
@@ -184,7 +197,7 @@ class SharedHeartbeats:
             await self._close()
 
 
-async def _ask_alone(waiting: _Waiting) -> None:
+async def _ask_alone(waiting: _Begun) -> None:
     try:
         grants = await waiting.meta.heartbeat(waiting.body, timeout_ms=waiting.beyond_ms)
     except KeylaneError as error:
@@ -194,12 +207,12 @@ async def _ask_alone(waiting: _Waiting) -> None:
             waiting.answer.set_result(grants)
 
 
-def _fail(waiting: _Waiting, error: BaseException) -> None:
+def _fail(waiting: _Begun, error: BaseException) -> None:
     if not waiting.answer.done():
         waiting.answer.set_exception(error)
 
 
-def _end_without_takers(request: asyncio.Task[None], waiting: Sequence[_Waiting]) -> None:
+def _end_without_takers(request: asyncio.Task[None], waiting: Sequence[_Begun]) -> None:
     """Cancel a request when every heartbeat in it was given up."""
     left = len(waiting)
 
@@ -218,39 +231,23 @@ def _period_ms(longest_ms: int) -> int:
     return max(1, longest_ms * 4 // 5)
 
 
-class _Shared(NamedTuple):
-    heartbeats: SharedHeartbeats
-    users: set[object]
-
-
-_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, _Shared]] = WeakKeyDictionary()
-"""By event loop, and by metaservers, TLS and token."""
+_shared: WeakValueDictionary[Hashable, SharedHeartbeats] = WeakValueDictionary()
+"""By event loop, metaservers, TLS and token; weak, because what is shared keeps its event loop."""
 
 
 def heartbeats_for(
     user: object, connections: Connections, addresses: tuple[str, ...], clock: Clock
 ) -> SharedHeartbeats:
-    """The heartbeats that a consumer with these open connections shares, until `leave_heartbeats`."""
-    by_key = _shared.setdefault(asyncio.get_running_loop(), {})
-    key = (addresses, connections.kind)
-    known = by_key.get(key)
-    if known is None:
+    """The heartbeats that a consumer with these open connections shares, until `SharedHeartbeats.leave`."""
+    loop = asyncio.get_running_loop()
+    key = (id(loop), addresses, connections.kind)
+    known = _shared.get(key)
+    if known is None or known.loop is not loop:
         network, close = connections.another()
 
         def meta() -> MetaClient:
             return MetaClient(network(), addresses)
 
-        known = by_key[key] = _Shared(SharedHeartbeats(meta, close, clock), set())
+        known = _shared[key] = SharedHeartbeats(meta, close, clock)
     known.users.add(user)
-    return known.heartbeats
-
-
-async def leave_heartbeats(user: object) -> None:
-    """Share no more; the last one of all closes the connection."""
-    by_key = _shared.get(asyncio.get_running_loop(), {})
-    for key, known in list(by_key.items()):
-        if user in known.users:
-            known.users.discard(user)
-            if not known.users:
-                del by_key[key]
-                await known.heartbeats.close()
+    return known

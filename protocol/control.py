@@ -24,7 +24,6 @@ from .limits import (
     MESSAGE_BYTES_MAX_MIN,
     PARTITIONS_MAX,
     PULL_WAIT_MS_MAX,
-    SESSIONS_AT_ONCE_MAX,
     TTL_MS_DEFAULT,
     TTL_MS_MAX,
     TTL_MS_MIN,
@@ -284,29 +283,6 @@ class Grants(Struct, frozen=True, kw_only=True):
     """Why an operator lets the session have no grants."""
     order_strategy: OrderStrategy = OrderStrategy.STRICT
     """Of the subject: under BEST_TRIED a message that fails does not hold up what follows it, unless a policy says so."""
-
-
-class Heartbeats(Struct, frozen=True, kw_only=True):
-    """Heartbeats of several sessions of one client program.  The answer comes when the grants of one of them differ."""
-
-    heartbeats: Annotated[
-        tuple[Heartbeat, ...], Meta(min_length=1, max_length=SESSIONS_AT_ONCE_MAX)
-    ]
-    """Each with a `wait_ms` of its own; the shortest counts for all."""
-
-
-class HeartbeatNews(Struct, frozen=True, kw_only=True):
-    """The answer to one heartbeat of several: grants, or why there are none."""
-
-    session: str
-    grants: Grants | None = None
-    error: ErrorBody | None = None
-
-
-class HeartbeatAnswers(Struct, frozen=True, kw_only=True):
-    """A session that is not named here was renewed, and has the grants whose version its heartbeat knew."""
-
-    news: tuple[HeartbeatNews, ...] = ()
 
 
 class ReleaseGrant(Struct, frozen=True, kw_only=True):

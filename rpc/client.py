@@ -29,8 +29,6 @@ from ..protocol.control import (
     GroupView,
     Health,
     Heartbeat,
-    HeartbeatAnswers,
-    Heartbeats,
     HostPartition,
     Join,
     Joined,
@@ -59,6 +57,7 @@ from ..protocol.errors import (
 from ..protocol.frames import Answer, Pull, PullShared, Request
 from ..protocol.groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
 from ..protocol.http.access import ACCESS_NEWS
+from ..protocol.http.at_once import HeartbeatAnswers, Heartbeats
 from ..protocol.http.endpoint import Endpoint
 from ..protocol.limits import PULLS_AT_ONCE_MAX
 from ..protocol.operations import (

@@ -9,8 +9,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.control import CreateSubject, Heartbeats, Join
+from ...protocol.control import CreateSubject, Join
 from ...protocol.endpoints import ACCEPT_FOLDER, CORDON
+from ...protocol.http.at_once import Heartbeats
 from ...protocol.http.endpoint import Endpoint
 from ...protocol.operations import OperationKind, Reshape
 from ...rpc.access.caller import AccessTarget

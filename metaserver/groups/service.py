@@ -30,9 +30,6 @@ from ...protocol.control import (
     GroupList,
     GroupView,
     Heartbeat,
-    HeartbeatAnswers,
-    HeartbeatNews,
-    Heartbeats,
     Join,
     Joined,
     Leave,
@@ -42,6 +39,7 @@ from ...protocol.control import (
 )
 from ...protocol.errors import InvalidRequestError, KeylaneError, SessionUnknownError
 from ...protocol.groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
+from ...protocol.http.at_once import HeartbeatAnswers, HeartbeatNews, Heartbeats
 from ...protocol.ids import ConsumerGroup, SessionId
 from ..cluster.heard import Announcement
 from ..settings import MetaserverSettings
@@ -78,8 +76,8 @@ GRANTS_CACHED_MAX = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Settled:
-    """A group that was settled for a session that joins."""
+class _FirstGrants:
+    """What a session that joins is granted, and the changes of settling its new group."""
 
     changes: Changes
     grants: Grants | None
@@ -87,7 +85,8 @@ class _Settled:
 
 
 Announce = Callable[
-    [int, Sequence[Announcement], Callable[[Connection], _Settled]], Awaitable[_Settled | None]
+    [int, Sequence[Announcement], Callable[[Connection], _FirstGrants]],
+    Awaitable[_FirstGrants | None],
 ]
 """As `Announcer.announce`."""
 
@@ -95,7 +94,7 @@ Announce = Callable[
 async def _announce_later(
     _group_id: int,
     _unheard: Sequence[Announcement],
-    _finish: Callable[[Connection], _Settled],
+    _finish: Callable[[Connection], _FirstGrants],
 ) -> None:
     """Leave the group to the periodic announcements."""
 
@@ -496,12 +495,12 @@ class GroupService:
         self._cached.pop(session, None)
 
 
-def _settle_and_read(connection: Connection, *, group_id: int, session: SessionId) -> _Settled:
+def _settle_and_read(connection: Connection, *, group_id: int, session: SessionId) -> _FirstGrants:
     changes = settle_group(connection, group_id)
     try:
-        return _Settled(changes, read_grants(connection, session))
+        return _FirstGrants(changes, read_grants(connection, session))
     except SessionUnknownError:
-        return _Settled(changes, None)
+        return _FirstGrants(changes, None)
 
 
 def _checked(ask: Heartbeat) -> SessionId:

@@ -130,11 +130,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         GroupUnknownError: the group does not exist, and would not begin at the earliest message: `starts/` makes it.
         InstanceTakenError: another live session has the instance, and this client joins again; see `_replace_instance`.
     """
-    check_name("consumer group", ask.group)
-    if ask.instance:
-        check_name("instance", ask.instance)
-    if "\0" in ask.client:
-        raise InvalidRequestError("the client's name has a NUL in it")
+    _check_texts(ask)
     subject = open_subject_row(connection, ask.subject)
     new_group, group = _lock_or_create_group(connection, subject, ask)
     group_id, start = group.group_id, start_of(group)
@@ -150,8 +146,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         if known is not None:  # it has expired: its leases are freed before it begins again
             end_sessions(connection, [SessionId(ask.session)])
         replaced, predecessors = _replace_instance(connection, group_id, ask)
-        _check_filter(connection, group_id, ask)
-        _check_room(connection, group_id, sessions_max)
+        _check_members(connection, group_id, ask, sessions_max)
     row = {
         "session": ask.session,
         "group_id": group_id,
@@ -180,8 +175,18 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
     )
 
 
-def _check_room(connection: Connection, group_id: int, sessions_max: int) -> None:
-    """Raises OverloadedError."""
+def _check_texts(ask: Join) -> None:
+    """Raises InvalidNameError, InvalidRequestError."""
+    check_name("consumer group", ask.group)
+    if ask.instance:
+        check_name("instance", ask.instance)
+    if "\0" in ask.client:
+        raise InvalidRequestError("the client's name has a NUL in it")
+
+
+def _check_members(connection: Connection, group_id: int, ask: Join, sessions_max: int) -> None:
+    """Raises GroupFilterError, OverloadedError."""
+    _check_filter(connection, group_id, ask)
     if connection.execute(_members, {"of_group": group_id}).scalar_one() >= sessions_max:
         raise OverloadedError("too many consumers in this group", limit=sessions_max)
 

@@ -247,7 +247,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/access/test_audit.py": "audit",
         "integration/access/test_quotas.py": "quotas",
         "unit/cli/test_message_json.py": "message_json",
-        "unit/protocol/test_endpoints.py": "any_server endpoint jobs openapi",
+        "unit/protocol/test_endpoints.py": "any_server at_once endpoint jobs openapi",
         "unit/rpc/tls/test_settings.py": "tls_settings",
     },
     "rpc/operating": {

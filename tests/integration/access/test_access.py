@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from keylane import Consumer, Message, Producer
+from keylane.protocol.control import Heartbeat, Join
 from keylane.protocol.errors import (
     AccessDeniedError,
     ForeignHostError,
@@ -23,7 +24,9 @@ from keylane.protocol.errors import (
     UnauthenticatedError,
 )
 from keylane.protocol.frames import Authenticate, Challenge
+from keylane.protocol.http.at_once import Heartbeats
 from keylane.rpc.access.wallet import Wallet
+from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.access.guarded import GuardedCluster, capabilities, figures_of, refusal_of
 from support.server_process import run_keylane
@@ -131,6 +134,28 @@ async def test_query_does_not_stand_in_for_what_the_call_is_about(guarded: Guard
             assert (await site.json())["code"] == OriginError.code
         async with session.get(url, headers=headers | {"Host": "evil:7000"}) as rebound:
             assert (await rebound.json())["code"] == ForeignHostError.code
+
+
+async def test_heartbeats_of_several_sessions_need_the_right_on_each(guarded: GuardedCluster):
+    """A session of another's group in the call has all of it refused; the caller's own are renewed."""
+    sessions = {}
+    for subject, name in (("h.own", "own"), ("h.others", "others")):
+        await guarded.made(subject)
+        token = await guarded.principal(name, "consume", subject=subject)
+        network = HttpNetwork(token=token)
+        sessions[name] = session = f"{len(sessions):032x}"
+        try:
+            meta = MetaClient(network, [guarded.meta])
+            await meta.join(Join(subject=subject, group="g", session=session, ttl_ms=60_000))
+            own = Heartbeats(heartbeats=(Heartbeat(session=session),))
+            (news,) = (await meta.heartbeats(own, wait_ms=0, timeout_ms=5_000)).news
+            assert (news.session, news.error) == (session, None)
+            both = tuple(Heartbeat(session=each) for each in sessions.values())
+            if len(both) == 2:
+                with pytest.raises(AccessDeniedError):
+                    await meta.heartbeats(Heartbeats(heartbeats=both), wait_ms=0, timeout_ms=5_000)
+        finally:
+            await network.close()
 
 
 async def test_brokers_refuse_a_revoked_token_within_five_seconds(guarded: GuardedCluster):

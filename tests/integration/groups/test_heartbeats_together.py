@@ -14,11 +14,10 @@ from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.control import (
     CreateSubject,
     Heartbeat,
-    HeartbeatAnswers,
-    Heartbeats,
     Join,
     Leave,
 )
+from keylane.protocol.http.at_once import HeartbeatAnswers, Heartbeats
 from keylane.rpc.client import MetaClient
 from support.brokers.hosting_broker import MetaAndBroker, running_house
 from support.cluster import Cluster, eventually
@@ -104,22 +103,26 @@ async def test_consumers_of_a_program_keep_their_sessions_by_shared_calls(
 
     async def handle(_message: Message) -> None: ...
 
-    def consumer(number: int) -> Consumer[bytes]:
+    def member(number: int) -> Consumer[bytes]:
         return Consumer(
             shared_cluster.meta, subject="shared-calls", group=f"g{number}", handler=handle,
             settings=ConsumerSettings(ttl_ms=2_000),
         )  # fmt: skip
 
     async with AsyncExitStack() as stack:
-        consumers = [await stack.enter_async_context(consumer(number)) for number in range(5)]
-        granted = [[each.partition_id for each in one.assignment] for one in consumers]
+        consumers = [await stack.enter_async_context(member(number)) for number in range(5)]
+        granted = [partitions_of(consumer) for consumer in consumers]
         await asyncio.sleep(3)
         await eventually(lambda: 5 in asked)
-        assert [[each.partition_id for each in one.assignment] for one in consumers] == granted
+        assert [partitions_of(consumer) for consumer in consumers] == granted
         assert all(len(each) == 4 for each in granted)
-        other = await stack.enter_async_context(consumer(0))
+        other = await stack.enter_async_context(member(0))
         await eventually(lambda: len(other.assignment) == len(consumers[0].assignment) == 2)
         assert len(consumers[1].assignment) == 4
+
+
+def partitions_of(consumer: Consumer[bytes]) -> list[int]:
+    return [assigned.partition_id for assigned in consumer.assignment]
 
 
 def note_shared_calls(monkeypatch: pytest.MonkeyPatch, asked: list[int]) -> None:

@@ -70,7 +70,7 @@ async def test_first_join_of_a_group_takes_two_commits(
 
     monkeypatch.setattr(GroupWriter, "submit", noted)
     assert await cluster.granted(SESSION) == PARTITIONS
-    assert written == ["SessionRow", "_Settled"]
+    assert written == ["SessionRow", "_FirstGrants"]
     assert cluster.broker.known == {key: {"g"} for key in cluster.broker.hosted}
 
 

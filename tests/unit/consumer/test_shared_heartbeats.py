@@ -10,20 +10,14 @@ import pytest
 
 from keylane.consumer import shared_heartbeats
 from keylane.consumer.shared_heartbeats import APART_MS, SharedHeartbeats
-from keylane.protocol.control import (
-    ErrorBody,
-    Grants,
-    Heartbeat,
-    HeartbeatAnswers,
-    HeartbeatNews,
-    Heartbeats,
-)
+from keylane.protocol.control import ErrorBody, Grants, Heartbeat
 from keylane.protocol.errors import (
     InvalidRequestError,
     KeylaneError,
     OutcomeUnknownError,
     SessionUnknownError,
 )
+from keylane.protocol.http.at_once import HeartbeatAnswers, HeartbeatNews, Heartbeats
 from keylane.protocol.limits import SESSIONS_AT_ONCE_MAX
 from sim.machines.clock import ManualClock
 from support.cluster import eventually
@@ -188,7 +182,7 @@ async def test_heartbeats_end_when_what_they_share_is_closed():
     assert [type(outcome) for outcome in outcomes] == [asyncio.CancelledError] * 2
 
 
-def test_waits_end_at_common_ticks():
+async def test_waits_end_at_common_ticks():
     """Whenever a heartbeat begins: it waits for a fifth of the longest time at least, and never longer than that."""
     clock = ManualClock()
     heartbeats = shared(AskedMeta(), clock)
@@ -218,7 +212,7 @@ async def test_heartbeats_that_begin_just_after_a_tick_share_a_request(
 async def test_refusal_of_all_does_not_hide_the_answer_of_one():
     """A consumer without a right learns that by itself, and the others are renewed."""
 
-    class RefusingMeta(AskedMeta):
+    class MetaWithoutRight(AskedMeta):
         async def heartbeat(self, body: Heartbeat, *, timeout_ms: int) -> Grants:
             if body.session == "a":
                 raise InvalidRequestError("no")
@@ -227,7 +221,7 @@ async def test_refusal_of_all_does_not_hide_the_answer_of_one():
     def answer(_body: Heartbeats) -> HeartbeatAnswers:
         raise KeylaneError("refused")
 
-    meta = RefusingMeta(answer)
+    meta = MetaWithoutRight(answer)
     heartbeats = shared(meta, ManualClock())
     refused, renewed = (asking(heartbeats, meta, name) for name in "ab")
     with pytest.raises(InvalidRequestError):
