@@ -316,9 +316,14 @@ class OutgoingBatch:
 
     def _encoded(self, *, compression: Compression, **fields: int) -> bytes:
         """The bytes of the batch; `fields` as of `encode_body`."""
-        times = (sent_at_ns.to_bytes(8, "little") * count for sent_at_ns, count in self._times())
+        if len(self._runs) == 1:
+            times = self._runs[0][1].to_bytes(8, "little") * len(self.values)
+        else:
+            times = b"".join(
+                sent_at_ns.to_bytes(8, "little") * count for sent_at_ns, count in self._times()
+            )
         return encode_columns(
-            b"".join(times),
+            times,
             self.keys,
             self.values,
             self._all_properties(),

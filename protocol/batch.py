@@ -42,6 +42,8 @@ ZSTD_LEVEL = 1
 """As quick as no other level, and nearly as small on batches of this size."""
 BYTES_PER_MESSAGE = 8 + 3 * 4
 """Overhead of a message in a batch: its time and three lengths."""
+FEW = 64
+"""Up to this number of messages the layout of their lengths is kept, because it takes as long to make as to use."""
 SAME_SIZE_BLOCK = 32
 """Values of one size that are cut at once."""
 
@@ -93,8 +95,8 @@ def encode_columns(
     count = len(values)
     assert 0 < count <= BATCH_COUNT_MAX
     assert len(keys) == count == len(times) // 8
-    lengths = struct.Struct(f"<{count}I")
-    blobs = b"".join(properties)
+    lengths = _lengths(count) if count <= FEW else struct.Struct(f"<{count}I")
+    blobs = b"".join(properties) if properties else b""
     body = b"".join(
         (
             times,
@@ -107,6 +109,12 @@ def encode_columns(
         )
     )
     return encode_body(body, count=count, compression=compression, **fields)
+
+
+@lru_cache(maxsize=FEW)
+def _lengths(count: int) -> Struct:
+    """The layout of a column of `count` lengths."""
+    return Struct(f"<{count}I")
 
 
 def encode_body(

@@ -40,6 +40,7 @@ HEADER_BYTES = 96
 VERSION = 1
 _LAYOUT = struct.Struct("<IIIBBBBIIQQQqqqQIIQ")
 _AFTER_CRC = struct.Struct("<IBBBBIIQQQqqqQIIQ")
+_BEFORE = struct.Struct("<II")
 _HEAD = struct.Struct("<III")
 _STAMP = struct.Struct("<QQ")
 _STAMP_AT = 32
@@ -176,7 +177,7 @@ def encode_record(
         0,
         sequence,
     )
-    return b"".join((struct.pack("<II", MAGIC, crc32c.crc32c(after)), after, body))
+    return b"".join((_BEFORE.pack(MAGIC, crc32c.crc32c(after)), after, body))
 
 
 def read_header(data: bytes | memoryview, start: int = 0) -> Header | Short | Wrong:

@@ -95,6 +95,14 @@ class WebSocketChannel:
                 self._end_late_at(end)
         return call.future
 
+    def gather(self) -> None:
+        """See `network.Gathering`."""
+        self._socket.gather()
+
+    def flush(self) -> None:
+        """See `network.Gathering`."""
+        self._socket.flush()
+
     def _end_late_at(self, end: float) -> None:
         if self._timer is not None:
             self._timer.cancel()

@@ -98,6 +98,19 @@ class Channel(Protocol):
         ...
 
 
+@runtime_checkable
+class Gathering(Protocol):
+    """A channel whose requests of one callback can leave in one write, at the end of that callback."""
+
+    def gather(self) -> None:
+        """Keep what is sent from here on, until `flush`."""
+        ...
+
+    def flush(self) -> None:
+        """Write what was kept."""
+        ...
+
+
 class Network(Protocol):
     """Opens channels and makes control calls."""
 
