@@ -69,7 +69,7 @@ class WebSocketChannel:
     def begin(
         self,
         request: Request,
-        payload: bytes = b"",
+        payload: bytes | bytearray = b"",
         *,
         timeout_ms: int,
         on_answer: OnAnswer | None = None,

@@ -71,7 +71,7 @@ class Channel(Protocol):
     def begin(
         self,
         request: Request,
-        payload: bytes = b"",
+        payload: bytes | bytearray = b"",
         *,
         timeout_ms: int,
         on_answer: OnAnswer | None = None,
