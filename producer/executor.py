@@ -37,7 +37,7 @@ from ..protocol.record import Compression
 from ..protocol.routing import Partition
 from ..protocol.text import counted
 from ..rpc.client import BrokerClient
-from ..rpc.network import Calling, Channel, is_answered
+from ..rpc.network import Calling, Channel, Gathering, is_answered
 from .executor_state import ExecutorEvent, ExecutorState, MessageGroup, Reach
 from .failure import NOT_HERE, Step, decide_after_failure, wait_stage
 from .flight import ExecutorOwner, Turn
@@ -92,7 +92,7 @@ class Executor:
         self._clock = clock
         self._budget = budget
         self._loop = asyncio.get_running_loop()
-        self.open = self._new_batch()
+        self.open = OutgoingBatch(self._loop.create_future())
         self._queue: deque[OutgoingBatch] = deque()
         self._in_flight: deque[OutgoingBatch] = deque()
         self._calls: deque[tuple[OutgoingBatch, Calling]] = deque()
@@ -102,6 +102,7 @@ class Executor:
         self._channel: Channel | None = None
         """While batches are sent through it."""
         self._of_channel: BrokerClient | None = None
+        self.gathering: Gathering | None = None
         self._troubled = False
         """True from a failed call until no batch under way has failed or is doubtful; the task sends meanwhile."""
         self._turn = turn
@@ -120,9 +121,6 @@ class Executor:
         """Reset whenever a batch is stored."""
         self._task = asyncio.create_task(self._run(), name=f"send {group.partition_name}")
 
-    def _new_batch(self) -> OutgoingBatch:
-        return OutgoingBatch(self._loop.create_future())
-
     # ── filling ──────────────────────────────────────────────────────────────────────────────────────
     def started(self) -> None:
         """Note that the open batch has its first message."""
@@ -134,14 +132,17 @@ class Executor:
     def roll(self) -> None:
         """Close the open batch to further messages and begin another."""
         if len(self.open):
-            self._queue.append(self.open)
-            self._budget.enter(len(self.open), self.open.size)
+            self._close_open()
             self._turn.add(self)
-        self.open = self._new_batch()
+
+    def _close_open(self) -> None:
+        batch, self.open = self.open, OutgoingBatch(self._loop.create_future())
+        self._queue.append(batch)
+        self._budget.enter(len(batch), batch.size)
 
     def filled(self) -> None:
         """Close the open batch, which is full, and send it now: the broker works while the next one is filled."""
-        self.roll()
+        self._close_open()
         self.push()
 
     def queue(self, batch: OutgoingBatch) -> None:
@@ -169,9 +170,7 @@ class Executor:
         in_flight = [batch if batch.sends else sieve(batch) for batch in self._in_flight]
         self._in_flight = deque(batch for batch in in_flight if batch is not None)
         self._queue = deque(batch for batch in map(sieve, self._queue) if batch is not None)
-        if self.idle:
-            self._waits.over()
-        self._tell_if_empty()
+        self._fewer()
 
     @property
     def batches(self) -> list[OutgoingBatch]:
@@ -253,6 +252,7 @@ class Executor:
         """Send until the channel is of no use; after a failure wait for all calls under way, then raise it."""
         calls = self._calls
         self._channel, self._of_channel = channel, self._broker
+        self.gathering = channel if isinstance(channel, Gathering) else None
         self._again = deque(self._in_flight)
         self._troubled = any(batch.doubtful for batch in self._in_flight)
         try:
@@ -337,7 +337,7 @@ class Executor:
                 flight.wait(self)
                 return None
             self.waited = False
-            self.roll()
+            self._close_open()
         batch = self._queue.popleft()
         self._in_flight.append(batch)
         return batch
@@ -400,6 +400,12 @@ class Executor:
         self._in_flight.remove(batch)
         self._budget.stored(batch, receipt)
         self._waits.over()
+        self._tell_if_empty()
+
+    def _fewer(self) -> None:
+        """Note that messages were given up."""
+        if self.idle:
+            self._waits.over()
         self._tell_if_empty()
 
     def _tell_if_empty(self) -> None:
@@ -521,9 +527,7 @@ class Executor:
             batch.leave(refused=not head.doubtful)
         self._new_epoch()
         self._budget.give_up(head, error)
-        if self.idle:
-            self._waits.over()
-        self._tell_if_empty()
+        self._fewer()
 
     def _give_up_large(self, error: MessageTooLargeError) -> bool:
         """
@@ -545,9 +549,7 @@ class Executor:
         self._new_epoch()
         if large is not None:
             self._budget.give_up(large, error)
-        if self.idle:
-            self._waits.over()
-        self._tell_if_empty()
+        self._fewer()
         return True
 
     def _leave_lost(self) -> None:

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Protocol, TypeVar
 
+from ..rpc.network import Gathering
 from .failure import Step
 from .outgoing_batch import OutgoingBatch
 
@@ -59,6 +60,8 @@ class Pushed(Protocol):
     """An executor, as it is told that it may send."""
 
     waited: bool
+    gathering: Gathering | None
+    """The channel through which it sends, if that can gather."""
 
     def push(self) -> None:
         """Send what may be sent now."""
@@ -140,10 +143,18 @@ class Turn:
     def _end(self) -> None:
         self._scheduled = False
         self._ended()
-        if self._due:
-            due, self._due = self._due, {}
+        if not self._due:
+            return
+        due, self._due = self._due, {}
+        channels = {executor.gathering for executor in due if executor.gathering is not None}
+        for channel in channels:
+            channel.gather()
+        try:
             for executor in due:
                 executor.push()
+        finally:
+            for channel in channels:
+                channel.flush()  # a turn earlier than the channel would by itself
 
     def flight(self, address: str | None) -> BrokerFlight:
         """The flight of the broker at `address`; one for all whose address is not known."""

@@ -94,7 +94,7 @@ class OutgoingBatch:
         self.first_deadline_ms = 0
         """The earliest boot milliseconds in `deadlines`."""
         self.sequence = -1
-        self.data: bytes | None = None
+        self.data: bytes | bytearray | None = None
         self.sends = 0
         """How often it was sent to its present partition."""
         self.tries = 0
@@ -299,7 +299,7 @@ class OutgoingBatch:
         producer_epoch: int,
         sequence: int,
         compression: Compression = Compression.NONE,
-    ) -> bytes:
+    ) -> bytes | bytearray:
         """The bytes of the batch, encoded at the first call and kept."""
         if self.data is None:
             self.sequence = sequence
@@ -314,11 +314,16 @@ class OutgoingBatch:
             )
         return self.data
 
-    def _encoded(self, *, compression: Compression, **fields: int) -> bytes:
+    def _encoded(self, *, compression: Compression, **fields: int) -> bytes | bytearray:
         """The bytes of the batch; `fields` as of `encode_body`."""
-        times = (sent_at_ns.to_bytes(8, "little") * count for sent_at_ns, count in self._times())
+        if len(self._runs) == 1:
+            times = self._runs[0][1].to_bytes(8, "little") * len(self.values)
+        else:
+            times = b"".join(
+                sent_at_ns.to_bytes(8, "little") * count for sent_at_ns, count in self._times()
+            )
         return encode_columns(
-            b"".join(times),
+            times,
             self.keys,
             self.values,
             self._all_properties(),

@@ -86,8 +86,9 @@ class SendBudget:
 
     def leave(self, batch: OutgoingBatch) -> None:
         """Count a batch out: it is settled, or its messages are in other batches."""
-        self.messages -= len(batch) - batch.expired
-        self.bytes -= batch.size + len(batch) * MEMORY_PER_MESSAGE
+        count = len(batch)
+        self.messages -= count - batch.expired
+        self.bytes -= batch.size + count * MEMORY_PER_MESSAGE
         assert self.messages >= 0
         assert self.bytes >= 0
         self.full = self.bytes >= self._bytes_max

@@ -31,17 +31,29 @@ from itertools import accumulate, chain, islice, pairwise
 from struct import Struct
 from typing import Generic, NamedTuple, TypeVar
 
+import crc32c
 import lz4.block  # type: ignore[import-untyped]
 import zstandard
 
 from .errors import CorruptBatchError
 from .limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX, UNPACKED_RATIO_MAX
-from .record import HEADER_BYTES, Compression, Header, Kind, encode_record, read_record
+from .record import (
+    HEADER_BYTES,
+    Compression,
+    Header,
+    Kind,
+    encode_header,
+    encode_record,
+    read_record,
+)
 
 ZSTD_LEVEL = 1
 """As quick as no other level, and nearly as small on batches of this size."""
 BYTES_PER_MESSAGE = 8 + 3 * 4
 """Overhead of a message in a batch: its time and three lengths."""
+_NO_HEADER = bytes(HEADER_BYTES)
+FEW = 64
+"""Up to this number of messages the layout of their lengths is kept, because it takes as long to make as to use."""
 SAME_SIZE_BLOCK = 32
 """Values of one size that are cut at once."""
 
@@ -65,7 +77,7 @@ def encode_batch(
     `sequence` is the first message's; the others follow without gap.
     """
     assert len(sent_at_ns) == len(values)
-    return encode_columns(
+    batch = encode_columns(
         struct.pack(f"<{len(values)}q", *sent_at_ns),
         keys,
         values,
@@ -78,6 +90,7 @@ def encode_batch(
         sequence=sequence,
         compression=compression,
     )
+    return bytes(batch)
 
 
 def encode_columns(
@@ -88,15 +101,20 @@ def encode_columns(
     *,
     compression: Compression = Compression.NONE,
     **fields: int,
-) -> bytes:
-    """As `encode_batch`, of times of sending that are the bytes of the layout already; `fields` as of `encode_body`."""
+) -> bytes | bytearray:
+    """
+    As `encode_batch`, of times of sending that are the bytes of the layout already; `fields` as of `encode_body`.
+
+    The header is written into the joined columns, so that they are not copied behind it.
+    """
     count = len(values)
     assert 0 < count <= BATCH_COUNT_MAX
     assert len(keys) == count == len(times) // 8
-    lengths = struct.Struct(f"<{count}I")
-    blobs = b"".join(properties)
-    body = b"".join(
+    lengths = _lengths(count) if count <= FEW else struct.Struct(f"<{count}I")
+    blobs = b"".join(properties) if properties else b""
+    record = bytearray().join(
         (
+            _NO_HEADER,
             times,
             lengths.pack(*map(len, keys)),
             lengths.pack(*map(len, values)),
@@ -106,7 +124,20 @@ def encode_columns(
             blobs,
         )
     )
-    return encode_body(body, count=count, compression=compression, **fields)
+    if compression is not Compression.NONE:
+        body = bytes(memoryview(record)[HEADER_BYTES:])
+        return encode_body(body, count=count, compression=compression, **fields)
+    body_crc = crc32c.crc32c(memoryview(record)[HEADER_BYTES:])
+    record[:HEADER_BYTES] = encode_header(
+        len(record), body_crc, kind=Kind.MESSAGES, count=count, **fields
+    )
+    return record
+
+
+@lru_cache(maxsize=FEW)
+def _lengths(count: int) -> Struct:
+    """The layout of a column of `count` lengths."""
+    return Struct(f"<{count}I")
 
 
 def encode_body(

@@ -40,6 +40,7 @@ HEADER_BYTES = 96
 VERSION = 1
 _LAYOUT = struct.Struct("<IIIBBBBIIQQQqqqQIIQ")
 _AFTER_CRC = struct.Struct("<IBBBBIIQQQqqqQIIQ")
+_BEFORE = struct.Struct("<II")
 _HEAD = struct.Struct("<III")
 _STAMP = struct.Struct("<QQ")
 _STAMP_AT = 32
@@ -152,7 +153,39 @@ def encode_record(
     Raises:
         MessageTooLargeError: the record is over RECORD_BYTES_MAX, which readers refuse.
     """
-    length = HEADER_BYTES + len(body)
+    header = encode_header(
+        HEADER_BYTES + len(body), crc32c.crc32c(body), kind=kind, count=count, compression=compression,
+        partition_id=partition_id, base_offset=base_offset, position=position, first_sent_at_ns=first_sent_at_ns,
+        last_sent_at_ns=last_sent_at_ns, appended_at_ms=appended_at_ms, producer_id=producer_id,
+        producer_epoch=producer_epoch, sequence=sequence, flags=flags,
+    )  # fmt: skip
+    return header + body
+
+
+def encode_header(
+    length: int,
+    body_crc: int,
+    *,
+    kind: int,
+    count: int = 0,
+    compression: int = Compression.NONE,
+    partition_id: int = 0,
+    base_offset: int = 0,
+    position: int = 0,
+    first_sent_at_ns: int = 0,
+    last_sent_at_ns: int = 0,
+    appended_at_ms: int = 0,
+    producer_id: int = 0,
+    producer_epoch: int = 0,
+    sequence: int = 0,
+    flags: int = 0,
+) -> bytes:
+    """
+    The header of a record of `length` bytes, as `encode_record` makes it.
+
+    Raises:
+        MessageTooLargeError: the record is over RECORD_BYTES_MAX, which readers refuse.
+    """
     if length > RECORD_BYTES_MAX:
         raise MessageTooLargeError(
             f"a record of {length} bytes", size_bytes=length, limit_bytes=RECORD_BYTES_MAX
@@ -163,7 +196,7 @@ def encode_record(
         kind,
         compression,
         flags,
-        crc32c.crc32c(body),
+        body_crc,
         count,
         partition_id,
         base_offset,
@@ -176,7 +209,7 @@ def encode_record(
         0,
         sequence,
     )
-    return b"".join((struct.pack("<II", MAGIC, crc32c.crc32c(after)), after, body))
+    return _BEFORE.pack(MAGIC, crc32c.crc32c(after)) + after
 
 
 def read_header(data: bytes | memoryview, start: int = 0) -> Header | Short | Wrong:

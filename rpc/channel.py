@@ -69,7 +69,7 @@ class WebSocketChannel:
     def begin(
         self,
         request: Request,
-        payload: bytes = b"",
+        payload: bytes | bytearray = b"",
         *,
         timeout_ms: int,
         on_answer: OnAnswer | None = None,
@@ -94,6 +94,14 @@ class WebSocketChannel:
             if end < self._next_end:
                 self._end_late_at(end)
         return call.future
+
+    def gather(self) -> None:
+        """See `network.Gathering`."""
+        self._socket.gather()
+
+    def flush(self) -> None:
+        """See `network.Gathering`."""
+        self._socket.flush()
 
     def _end_late_at(self, end: float) -> None:
         if self._timer is not None:

@@ -71,7 +71,7 @@ class Channel(Protocol):
     def begin(
         self,
         request: Request,
-        payload: bytes = b"",
+        payload: bytes | bytearray = b"",
         *,
         timeout_ms: int,
         on_answer: OnAnswer | None = None,
@@ -95,6 +95,19 @@ class Channel(Protocol):
 
     async def close(self) -> None:
         """Close the connection; calls under way fail with OutcomeUnknownError."""
+        ...
+
+
+@runtime_checkable
+class Gathering(Protocol):
+    """A channel whose requests of one callback can leave in one write, at the end of that callback."""
+
+    def gather(self) -> None:
+        """Keep what is sent from here on, until `flush`."""
+        ...
+
+    def flush(self) -> None:
+        """Write what was kept."""
         ...
 
 

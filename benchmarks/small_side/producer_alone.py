@@ -41,7 +41,7 @@ class AnsweringChannel:
     def begin(
         self,
         request: Request,
-        payload: bytes = b"",
+        payload: bytes | bytearray = b"",
         *,
         timeout_ms: int,
         on_answer: Callable[[Any], object] | None = None,

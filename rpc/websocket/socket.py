@@ -90,6 +90,7 @@ class DataSocket(asyncio.BufferedProtocol):
         self._gathered: list[Buffer] = []
         self._gathered_bytes = 0
         self._flushing: asyncio.Handle | None = None
+        self._gathering = False
         self.on_message: Callable[[bytearray], bool] | None = None
         """
         Called with a binary message where it arrives, while `receive` waits for it; False: `receive` returns it.
@@ -299,8 +300,18 @@ class DataSocket(asyncio.BufferedProtocol):
         self._gathered_bytes += size
         if self._gathered_bytes >= GATHERED_BYTES_MAX:
             self._flush()
-        elif self._flushing is None:
+        elif self._flushing is None and not self._gathering:
             self._flushing = self._loop.call_soon(self._flush)
+
+    def gather(self) -> None:
+        """Keep small messages from here on until `flush`, in place of the next turn of the event loop."""
+        self._gathering = True
+
+    def flush(self) -> None:
+        """Write what was kept since `gather`."""
+        self._gathering = False
+        if self._gathered:
+            self._flush()
 
     def _flush(self) -> None:
         """Write what was gathered; a large last part is not joined to the others."""

@@ -258,7 +258,7 @@ class SimChannel:
     def begin(
         self,
         request: Request,
-        payload: bytes = b"",
+        payload: bytes | bytearray = b"",
         *,
         timeout_ms: int,
         on_answer: OnAnswer | None = None,

@@ -395,6 +395,7 @@ async def test_table_is_given_up_when_its_producer_is_closed_before_the_first_ro
 class PushRecorder:
     def __init__(self, flight: BrokerFlight | None = None, *, sends: bool = True) -> None:
         self.waited = False
+        self.gathering = None
         self.pushes = 0
         self._flight = flight
         self._sends = sends
@@ -419,6 +420,26 @@ async def test_turn_pushes_each_executor_once_when_the_turn_ends():
     turn.add(second)
     await asyncio.sleep(0)
     assert (first.pushes, second.pushes, len(ended)) == (1, 2, 2)
+
+
+async def test_channel_writes_once_when_executors_of_a_turn_have_sent():
+    told: list[str] = []
+
+    class Channel:
+        def gather(self) -> None:
+            told.append("gather")
+
+        def flush(self) -> None:
+            told.append("flush")
+
+    turn, channel = Turn(asyncio.get_running_loop(), lambda: None), Channel()
+    for _ in range(2):
+        executor = PushRecorder()
+        executor.gathering = channel
+        executor.push = lambda: told.append("push")
+        turn.add(executor)
+    await asyncio.sleep(0)
+    assert told == ["gather", "push", "push", "flush"]
 
 
 async def test_flight_pushes_the_one_that_waits_longest_when_another_is_answered():

@@ -9,6 +9,7 @@ import itertools
 import pytest
 
 from keylane.producer import Producer, ProducerSettings
+from keylane.protocol.batch import BYTES_PER_MESSAGE
 from support.scripted_network import ScriptedNetwork, producer_on
 
 
@@ -59,6 +60,48 @@ async def test_new_batch_has_a_later_time_in_the_same_turn():
         producer._now_ns = itertools.count(100).__next__
         sent = [producer.send("s", b"", key=b"k") for _ in range(4)]
         assert [future._batch.first_sent_at_ns for future in sent] == [100, 100, 101, 101]
+        producer._senders["s"].roll()
+
+
+async def test_full_batch_is_sent_when_send_fills_it():
+    """The broker has it while the program goes on without an `await`."""
+    network = ScriptedNetwork()
+    async with producer_on(network, settings=ProducerSettings(batch_count=3)) as producer:
+        await _stored(producer)
+        sent = [producer.send("s", b"%d" % number, key=b"k") for number in range(7)]
+        assert [future._batch.sends for future in sent] == [1, 1, 1, 1, 1, 1, 0]
+    assert network.stored[1][1:] == [b"%d" % number for number in range(7)]
+
+
+async def test_batch_of_one_message_holds_no_other():
+    network = ScriptedNetwork()
+    async with producer_on(network, settings=ProducerSettings(batch_count=1)) as producer:
+        await _stored(producer)
+        sent = [producer.send("s", b"", key=b"k") for _ in range(3)]
+        assert len({id(future._batch) for future in sent}) == 3
+
+
+@pytest.mark.parametrize("tags", [(), ("t",)])
+@pytest.mark.parametrize("turns", [1, 3])
+async def test_batch_keeps_its_limits_when_plain_messages_and_others_mix(tags, turns):
+    """The size counts each message once, and no batch grows on behind `batch_bytes` or `batch_count`."""
+    settings = ProducerSettings(batch_bytes=2_000, batch_count=40, linger_ms=10_000)
+    async with producer_on(ScriptedNetwork(), settings=settings) as producer:
+        await _stored(producer)
+        sent = []
+        for number in range(300):
+            value = bytes(number % 90)
+            sent.append(producer.send("s", value, key=b"k", tags=tags if number % 7 == 0 else ()))
+            if number % (300 // turns) == 0:
+                await asyncio.sleep(0)
+        batches = list({id(future._batch): future._batch for future in sent}.values())
+        for batch in batches:
+            sizes = [batch.size_of(index) + BYTES_PER_MESSAGE for index in range(len(batch))]
+            assert batch.size == sum(sizes)
+            assert sum(sizes[:-1]) < 2_000
+            assert len(batch) <= 40
+        assert all(batch.size >= 2_000 or len(batch) == 40 for batch in batches[:-1])
+        assert sum(map(len, batches)) == 300
         producer._senders["s"].roll()
 
 

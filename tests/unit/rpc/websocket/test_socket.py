@@ -295,6 +295,15 @@ async def test_small_messages_of_a_turn_share_a_write(monkeypatch):
         for number in range(10):
             assert await socket.receive() == b"small" + bytes([number])
         assert len(writes) == 1
+        socket.gather()
+        for number in range(3):
+            socket.write((b"kept", bytes([number])))
+        await asyncio.sleep(0.01)
+        assert len(writes) == 1
+        socket.flush()
+        assert len(writes) == 2
+        for number in range(3):
+            assert await socket.receive() == b"kept" + bytes([number])
 
 
 @pytest.mark.parametrize(
