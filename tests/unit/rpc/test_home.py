@@ -185,5 +185,4 @@ async def test_place_is_held_by_its_own_thread_when_others_ask():
     here = held_here()
     assert here()
     assert not await asyncio.to_thread(here)
-    assert await asyncio.to_thread(lambda: held_here()())
     assert not nowhere()
