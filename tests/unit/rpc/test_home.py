@@ -19,6 +19,7 @@ from keylane.protocol.errors import (
     OtherLoopError,
 )
 from keylane.rpc.connections import Connections
+from keylane.rpc.home import held_here, nowhere
 from support.forked import Child, error_of
 
 
@@ -178,3 +179,10 @@ def test_child_that_ends_names_the_process_of_the_opening_when_its_parent_has_en
         [sys.executable, "-c", FORKING], capture_output=True, text=True, check=True, timeout=60
     )
     assert f"the consumer is open in process {run.stdout.strip()} [" in run.stderr
+
+
+async def test_place_is_held_by_its_own_thread_when_others_ask():
+    here = held_here()
+    assert here()
+    assert not await asyncio.to_thread(here)
+    assert not nowhere()
