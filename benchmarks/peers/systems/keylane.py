@@ -142,7 +142,7 @@ class KeylaneClient(Client):
 
     async def pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
-        while self._receipts and self._receipts[0].done:
+        while self._receipts and self._receipts[0].done():
             await self._receipts.popleft()
 
     async def drain(self) -> None:
