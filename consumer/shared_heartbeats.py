@@ -79,6 +79,11 @@ class SharedHeartbeats:
         self._requests: set[asyncio.Task[None]] = set()
         self._apart_until_ms = 0
 
+    @property
+    def has_others(self) -> bool:
+        """Whether there is more than one consumer to share with."""
+        return len(self.users) > 1
+
     def wait_ms(self, longest_ms: int) -> int:
         """How long a heartbeat waits: until a tick, at least a fifth of `longest_ms` and at most all of it."""
         period_ms = _period_ms(longest_ms)
