@@ -271,7 +271,7 @@ class Membership:
         hurry = self._nudge.is_set() or self._version < 0
         self._nudge.clear()
         wait_ms = longest_ms = 0 if hurry else self._timeouts.wait_ms
-        if not hurry and self._shared is not None:
+        if not hurry and self._shared is not None and self._shared.has_others:
             wait_ms = self._shared.wait_ms(longest_ms)
         timeout_ms = self._timeouts.timeout_ms(sent_at_ms, wait_ms=wait_ms)
         body = Heartbeat(
@@ -309,7 +309,7 @@ class Membership:
     async def _ask(self, body: Heartbeat, *, longest_ms: int, beyond_ms: int) -> Grants:
         """The answer to a heartbeat; one that waits may share its request."""
         grants, shared = self._grants, self._shared
-        if shared is None or not body.wait_ms or grants is None or not _may_share(body, grants):
+        if shared is None or grants is None or not (shared.has_others and _may_share(body, grants)):
             return await self._meta.heartbeat(body, timeout_ms=beyond_ms)
         # Who has no partition yet may be about to get one from another consumer, which has to hand it over.
         first = not self._heard and bool(grants.grants)
@@ -402,8 +402,9 @@ class Membership:
 
 
 def _may_share(body: Heartbeat, grants: Grants) -> bool:
-    """Whether the answer may be that nothing is new, and the heartbeat is small and reports nothing."""
+    """Whether a heartbeat waits, may be told that nothing is new, is small and reports nothing."""
     # The address of a silent broker comes without a new version.
     known = all(grant.partition.address is not None for grant in grants.grants)
     small = len(body.holding or ()) <= HELD_AT_ONCE_MAX
-    return known and small and not body.drained and body.known_version == grants.version
+    waits = body.wait_ms > 0 and body.known_version == grants.version
+    return waits and known and small and not body.drained

@@ -75,9 +75,16 @@ class SharedHeartbeats:
         self._began_ms = clock.boot_ms()
         self._meta: MetaClient | None = None
         self._next: list[_Begun] = []
-        self._gathering: asyncio.TimerHandle | None = None
+        self._gathering: asyncio.Handle | None = None
+        self._gathered_s = 0.0
+        """When `_gathering` ends; the handle of a timer that is due at once does not say it in every event loop."""
         self._requests: set[asyncio.Task[None]] = set()
         self._apart_until_ms = 0
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there is more than one consumer to share with."""
+        return len(self.users) > 1
 
     def wait_ms(self, longest_ms: int) -> int:
         """How long a heartbeat waits: until a tick, at least a fifth of `longest_ms` and at most all of it."""
@@ -120,10 +127,11 @@ class SharedHeartbeats:
     def _send_at(self, at_s: float) -> None:
         """Send what waits at a time of the event loop's clock, if that is not done earlier."""
         if self._gathering is not None:
-            if self._gathering.when() <= at_s:
+            if self._gathered_s <= at_s:
                 return
             self._gathering.cancel()
-        self._gathering = asyncio.get_running_loop().call_at(at_s, self._send)
+        self._gathered_s = at_s
+        self._gathering = self.loop.call_at(at_s, self._send)
 
     def _send(self) -> None:
         waiting = [each for each in self._next if not each.answer.done()]

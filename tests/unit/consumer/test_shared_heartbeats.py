@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import uvloop
 
 from keylane.consumer import shared_heartbeats
 from keylane.consumer.shared_heartbeats import APART_MS, SharedHeartbeats
@@ -227,3 +228,17 @@ async def test_refusal_of_all_does_not_hide_the_answer_of_one():
     with pytest.raises(InvalidRequestError):
         await refused
     assert (await renewed) is not None
+
+
+def test_heartbeats_share_a_request_in_the_loop_of_uvloop():
+    """A timer that is due at once has another handle there, which knows no time."""
+
+    async def ask() -> list[tuple[str, ...]]:
+        meta, clock = AskedMeta(lambda _body: HeartbeatAnswers()), ManualClock()
+        heartbeats = shared(meta, clock)
+        clock.now_ms += LONGEST_MS // 2  # no tick is near: what begins is sent at once
+        await asyncio.gather(*(asking(heartbeats, meta, name) for name in "ab"))
+        return meta.together
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(ask()) == [("a", "b")]
