@@ -5,7 +5,7 @@
      9 Answered  number, error or "", ttl_ms, grants [[partition, token], …]
 
 A lease, one for each (group, partition): the session that has it, and its token.
-    observe   the answer of a heartbeat lists it: the session has it already, or takes it while it is free, with a
+    observe   the answer of a join or heartbeat lists it: the session has it already, or takes it while it is free, with a
               higher token than any before
     release   the session that has it with this token gives it up; a heartbeat whose `holding` lacks it does the same
     end       the session left, or has been silent for its ttl since the last call that was answered
@@ -63,10 +63,12 @@ def step_fence(token: int, call: FenceCall) -> int | None:
 
 
 class _Session:
-    __slots__ = ("answered_ns", "group", "left", "ttl_ns")
+    __slots__ = ("answered_ns", "asked_ns", "group", "left", "ttl_ns")
 
-    def __init__(self, group: str) -> None:
+    def __init__(self, group: str, asked_ns: int) -> None:
         self.group = group
+        self.asked_ns = asked_ns
+        """Invocation of its first join: one that is repeated renews nothing."""
         self.answered_ns = 0
         """Invocation of the last call that renewed it for certain."""
         self.ttl_ns = 0
@@ -103,7 +105,7 @@ class Calls:
         elif kind == CALLING:
             number, *rest = fields
             calling = self._calling[source, number] = _Calling(at_ns, *rest)
-            self._sessions.setdefault(calling.session, _Session(calling.group))
+            self._sessions.setdefault(calling.session, _Session(calling.group, at_ns))
             if calling.holding is not None:
                 self._note_holding(calling)
         elif kind == ANSWERED:
@@ -128,7 +130,8 @@ class Calls:
         elif calling.call == "leave":
             session.left.append((calling.invoked, FOREVER if error else at_ns))
         elif not error:
-            session.answered_ns, session.ttl_ns = calling.invoked, ttl_ms * 1_000_000
+            invoked = session.asked_ns if calling.call == "join" else calling.invoked
+            session.answered_ns, session.ttl_ns = invoked, ttl_ms * 1_000_000
             for partition_id, token in grants:
                 self._observed[calling.session][partition_id] = token
                 self._add(calling, partition_id, "observe", token, at_ns)

@@ -58,9 +58,10 @@ class _RecordingNetwork(HttpNetwork):
             if error.fate is Fate.NOT_DONE:
                 self._record(Answered(number, type(error).__name__, 0, ()))
             raise
+        told = answer.grants if call == "join" else answer
         grants = tuple(
             (int(grant.partition.partition_id), grant.token)
-            for grant in getattr(answer, "grants", ())
+            for grant in getattr(told, "grants", ())
         )
         self._record(Answered(number, "", getattr(answer, "ttl_ms", 0), grants))
         return answer

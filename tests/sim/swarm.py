@@ -67,6 +67,14 @@ def has_twins(seed: int) -> bool:
     return seed % TWINS_EVERY == 1
 
 
+COMPANY_EVERY = 7
+
+
+def has_company(seed: int) -> bool:
+    """In some seeds a second consumer is in each consumer's process, and they share what waits at the metaserver."""
+    return seed % COMPANY_EVERY == 3
+
+
 def draw(rng: random.Random) -> Swarm:
     """A plan; a quarter of all seeds have few faults, so that quiet runs are seen as well."""
     share = rng.choice((0.1, 0.3, 0.5, 0.8))

@@ -45,7 +45,7 @@ from sim.machines.database import Shelf
 from sim.machines.logs import Removed, read_log
 from sim.machines.threads import simulated_threads
 from sim.service import Idleness, Service
-from sim.swarm import Swarm, draw, has_twins
+from sim.swarm import Swarm, draw, has_company, has_twins
 
 DRAIN_S = 90.0
 """Virtual time that is enough, after everything is healed, to settle and handle every message."""
@@ -275,6 +275,7 @@ class World:
             preloaded=self.preloaded,
             poison=set() if group == SHARED else self.poison,
         )
+        host.has_company = has_company(self.seed) and not self.swarm.habits
         self.consumers.append(host)
         return host
 

@@ -26,6 +26,9 @@ from sim.actors.hosts import Host
 from sim.actors.users import SHARED, Identities, Preloaded, cancelled
 from support.observation import Telling, dropped, ended, started
 
+BESIDE = "beside"
+"""The group of consumers that are company."""
+
 
 class ConsumerHost(Host):
     """Handles messages, at times slowly, at times with a failure; joins, leaves and crashes on request."""
@@ -54,6 +57,7 @@ class ConsumerHost(Host):
         self._rng = random.Random(f"{self.name} {self.rng.getstate()[1][:2]}")
         """For what users do, so that the rest is as it is without them."""
         self._identities = Identities(random.Random(self._rng.getrandbits(64)))
+        self._company_identities = Identities(random.Random(f"company of {self.name}"))
         self._left_ms = left_ms
         self._record = record
         self._meta = meta
@@ -91,6 +95,8 @@ class ConsumerHost(Host):
         """The name of its place in the group, which it takes back at each start."""
         self._lives = 0
         """How often it was opened."""
+        self.has_company = False
+        """A consumer of another group is open in the process."""
 
     def start(self) -> None:
         process = self.new_process()
@@ -185,7 +191,38 @@ class ConsumerHost(Host):
             consumer = self._preloaded.copy(kind, make, parts)
         else:
             consumer = self._make(handler, *parts)
+        if self.has_company:
+            self.spawn(self._keep_company(network), self.process.context.copy())
         await self._live(consumer)
+
+    async def _keep_company(self, network: SimNetwork) -> None:
+        """Have a consumer of a group of its own beside the host's, which handles whatever comes."""
+
+        def take(message: Message) -> None:
+            clock_ns = self.machine.boot_ns()
+            self._record(
+                started(message, group=BESIDE, clock_ns=clock_ns, ours=False, left_ms=self._left_ms)
+            )
+            self._record(ended(message, group=BESIDE))
+
+        while True:
+            companion = Consumer(
+                self._meta,
+                subject=self.subject,
+                group=BESIDE,
+                handler=take,
+                name=f"{self.name}-beside",
+                settings=self._settings,
+                _environment=Environment(
+                    network=network, clock=self.machine, rng=random.Random(self.name),
+                    draw_identity=self._company_identities, stop_signals=SimStopSignals,
+                ),
+            )  # fmt: skip
+            try:
+                async with companion:
+                    await companion.wait()
+            except KeylaneError:
+                await asyncio.sleep(0.3)
 
     def _make(
         self, handler: Any, network: SimNetwork, clock: Any, identities: Identities, _me: Any
