@@ -273,16 +273,17 @@ class Executor:
             self._channel = None
             self._again.clear()
             if calls:
-                left = list(calls)
+                left, settles = list(calls), True
                 calls.clear()
                 try:
                     await asyncio.gather(*(call for _, call in left), return_exceptions=True)
                 finally:
                     for batch, call in left:
-                        if is_answered(call):
+                        settles = is_answered(call) and (settles or self._task.cancelling() > 0)
+                        if settles:
                             self._settle(batch, call.result()[0])
-                        elif call.cancelled():  # the executor is closed
-                            batch.doubtful = True
+                        else:  # stored or not, it is sent again behind one that failed: that one's epoch may end
+                            batch.doubtful |= is_answered(call) or call.cancelled()
             self._landed()
 
     async def _pause(self, *, idle: bool) -> None:

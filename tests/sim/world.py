@@ -35,9 +35,10 @@ from sim.actors.hosts import META_SETTINGS, BrokerHost, Host, MetaHost
 from sim.actors.losing import Loser, for_losses, is_losing
 from sim.actors.operators import Operator, for_operators, is_operated
 from sim.actors.outboxes import Outboxes, has_outbox
-from sim.actors.poison import owed, unhandled
+from sim.actors.poison import owed, told, unhandled
 from sim.actors.retaining import DeadGroupHost, for_retention, is_retaining, verify_on_the_way
 from sim.actors.users import SHARED, Preloaded, Users, for_users
+from sim.careful import outlast_careful
 from sim.copies import Copier, for_copies, is_copied
 from sim.faults import Faults
 from sim.machines.calls import WatchedCalls
@@ -463,8 +464,9 @@ class World:
         ]
         debts = owed(self.service, stores, self.poison) if self.at_rest else {}
         await asyncio.sleep(self.service.limit_s)
+        await outlast_careful(self.consumers, lambda: unhandled(debts, self.history))
         if self.at_rest:  # else a group may have been stopped
-            self.loop.faults += unhandled(debts, self.history)
+            self.loop.faults += told(unhandled(debts, self.history))
         self.poison.clear()
 
     async def _look_for(self, seconds: float) -> None:

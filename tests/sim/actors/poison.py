@@ -33,15 +33,23 @@ def owed(service: Service, stores: Iterable[Store], poison: set[bytes]) -> Owed:
     return debts
 
 
-def unhandled(debts: Owed, history: Sequence[Event]) -> list[str]:
-    """The messages that were not handled in the time allowed."""
+def unhandled(debts: Owed, history: Sequence[Event]) -> Owed:
+    """What is owed and was not handled, where there is any."""
     ended: dict[tuple[str, int], set[int]] = {who: set() for who in debts}
     for event in history:
         if type(event) is Ended and (event.group, event.partition_id) in ended:
             ended[event.group, event.partition_id].add(event.offset)
+    left = {
+        who: {offset: key for offset, key in sorted(keys.items()) if offset not in ended[who]}
+        for who, keys in debts.items()
+    }
+    return {who: keys for who, keys in left.items() if keys}
+
+
+def told(left: Owed) -> list[str]:
+    """What was not handled in the time allowed, for people."""
     return [
-        f"{group} did not handle {len(left)} messages of partition {partition_id}, as {left[0]} of "
-        f"{keys[left[0]]!r}, while handlers of other keys failed"
-        for (group, partition_id), keys in debts.items()
-        if (left := sorted(keys.keys() - ended[group, partition_id]))
+        f"{group} did not handle {len(keys)} messages of partition {partition_id}, as {min(keys)} of "
+        f"{keys[min(keys)]!r}, while handlers of other keys failed"
+        for (group, partition_id), keys in left.items()
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from keylane.protocol.backoff import Backoff
 from keylane.protocol.message import Message
 from keylane.protocol.parked import CRASHED, Failure
 from sim.actors.consumers import ConsumerHost
+from sim.careful import outlast_careful
 from sim.features.feature import Feature
 from sim.features.parks import GROUP, ParkedKeys, parked_on
 from sim.swarm import Swarm
@@ -203,10 +204,11 @@ class Retries(Feature):
             await asyncio.sleep(0.2)
             self._check_told()
         await asyncio.sleep(world.service.limit_s + 5.0)
+        await outlast_careful(
+            world.consumers, lambda: {(GROUP, place[0]) for place, _ in self._unhandled()}
+        )
         self._check_told()
-        dead, retrying = self._waiting()
-        handled = {each.place for each in self.tries if each.outcome == "handled"}
-        self._check_handled(handled, dead, retrying)
+        self.problems += [problem for _, problem in self._unhandled()]
         self._fails = False
         await asyncio.sleep(world.service.limit_s)
         if self._waiting()[1]:
@@ -266,13 +268,9 @@ class Retries(Feature):
         if (last.token, last.attempt, last.outcome) == (fence, key, "failed") and not next_ms:
             self.problems.append(f"{said}, though its owner has said when it is")
 
-    def _check_handled(
-        self,
-        handled: set[tuple[int, int]],
-        dead: set[tuple[int, int]],
-        retrying: set[tuple[int, int]],
-    ) -> None:
+    def _unhandled(self) -> Iterator[tuple[tuple[int, int], str]]:
         """Each stored message is handled, or a dead letter for a reason, or waits; only those that always fail wait."""
+        dead, retrying = self._waiting()
         tried: dict[tuple[int, int], list[Try]] = {}
         for each in self.tries:
             tried.setdefault(each.place, []).append(each)
@@ -281,18 +279,18 @@ class Retries(Feature):
                 continue
             place = event.partition_id, event.offset
             tries = tried.get(place, [])
-            if place in handled:
+            if any(each.outcome == "handled" for each in tries):
                 continue
             failed = max((each.attempt for each in tries if each.outcome == "failed"), default=0)
             cut_short = any(not each.outcome for each in tries) or self.ends
             where = f"{place[0]}/{place[1]}, which failed {failed} times,"
             if place in dead:
                 if failed < self.tries_max and not cut_short:
-                    self.problems.append(f"{where} is a dead letter")
+                    yield place, f"{where} is a dead letter"
             elif place not in retrying:
-                self.problems.append(f"{where} is neither handled nor set aside")
+                yield place, f"{where} is neither handled nor set aside"
             elif zlib.crc32(event.value) % 4 or self.tries_max < ENDLESS:
-                self.problems.append(f"{where} still waits for retry")
+                yield place, f"{where} still waits for retry"
 
     @property
     def drained(self) -> bool:

@@ -8,10 +8,16 @@ import logging
 import pytest
 
 from keylane.producer import ProducerSettings
-from keylane.protocol.errors import NotSentError
+from keylane.protocol.errors import NotSentError, OutcomeUnknownError
 from keylane.protocol.routing import OrderStrategy, logical_partition
 from support.cluster import eventually
-from support.scripted_network import QUICK, ScriptedNetwork, producer_on, route_over
+from support.scripted_network import (
+    QUICK,
+    ScriptedChannel,
+    ScriptedNetwork,
+    producer_on,
+    route_over,
+)
 
 BEST_TRIED, STRICT = OrderStrategy.BEST_TRIED, OrderStrategy.STRICT
 HALVES = {1: (0, 512), 2: (512, 1024)}
@@ -118,6 +124,37 @@ async def test_best_tried_gives_up_after_its_time_and_says_why():
         network.unreachable |= {"broker-1", "broker-2"}
         with pytest.raises(NotSentError):
             await asyncio.wait_for(producer.send("s", b"1", key=LEFT), 30)
+
+
+class HalfDeafChannel(ScriptedChannel):
+    """The answers to what is stored at the first two offsets are lost, however often it is sent."""
+
+    def _answer(self, request, base: int, *, duplicate: bool):
+        if base < 2:
+            raise OutcomeUnknownError
+        return super()._answer(request, base, duplicate=duplicate)
+
+
+async def test_order_is_kept_when_a_batch_is_given_up_before_one_that_is_stored():
+    """BEST_TRIED: a batch that was answered is sent again with those before it whose answers are lost, in their order."""
+    network = network_of(BEST_TRIED)
+
+    async def open_channel(address: str, *, timeout_ms: int) -> HalfDeafChannel:
+        return HalfDeafChannel(network, address)
+
+    network.open_channel = open_channel
+    network.route = route_over({1: (0, 1024)}, version=1, strategy=BEST_TRIED)
+    settings = leaving_after(5, give_up_after_ms=100, tries_min=3, batch_count=1, in_flight_max=3)
+    async with producer_on(network, settings) as producer:
+        first, *others = [producer.send("s", b"%d" % number, key=LEFT) for number in range(3)]
+        with pytest.raises(OutcomeUnknownError):
+            await asyncio.wait_for(first, 30)
+        receipts = [await asyncio.wait_for(future, 30) for future in others]
+
+    assert network.stored == {1: [b"0", b"1", b"2", b"1", b"2"]}
+    assert [receipt.offset for receipt in receipts] == [3, 4]
+    assert [receipt.duplicate for receipt in receipts] == ["possible", "possible"]
+    assert not any(receipt.reordered for receipt in receipts)
 
 
 @pytest.mark.parametrize("strategy", [STRICT, BEST_TRIED])

@@ -84,6 +84,42 @@ async def test_batch_without_an_answer_is_settled_before_newer_ones():
     assert network.stored[1] == values
 
 
+class ForgetfulChannel(ScriptedChannel):
+    """The answer to the batch stored at offset 1 is lost once; then the broker does not know the producer any more."""
+
+    forgets = True
+
+    def _answer(self, request, base: int, *, duplicate: bool):
+        if base == 1 and self.forgets:
+            raise OutcomeUnknownError
+        if base == 2 and self.forgets:
+            type(self).forgets = False
+            self.network.producers.clear()
+        return super()._answer(request, base, duplicate=duplicate)
+
+
+async def test_order_is_kept_when_a_broker_forgets_a_batch_before_one_that_is_stored(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Both are sent again under a new epoch: the older one alone would be stored behind the newer one."""
+    monkeypatch.setattr(ForgetfulChannel, "forgets", True)
+    network = ScriptedNetwork()
+
+    async def open_channel(address: str, *, timeout_ms: int) -> ForgetfulChannel:
+        return ForgetfulChannel(network, address)
+
+    network.open_channel = open_channel
+    settings = ProducerSettings(backoff=QUICK.backoff, batch_count=1, in_flight_max=2)
+    async with producer_on(network, settings) as producer:
+        await producer.send("s", b"0", key=b"k")
+        futures = [producer.send("s", value, key=b"k") for value in (b"1", b"2")]
+        receipts = [await asyncio.wait_for(future, 30) for future in futures]
+
+    assert network.stored == {1: [b"0", b"1", b"2", b"1", b"2"]}
+    assert [receipt.offset for receipt in receipts] == [3, 4]
+    assert [receipt.duplicate for receipt in receipts] == ["possible", "possible"]
+
+
 async def test_sealed_partition_is_asked_once():
     """Messages that a sealed partition refused are held until there is a newer route, and not sent there again."""
     network = ScriptedNetwork()
