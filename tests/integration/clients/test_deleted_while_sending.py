@@ -92,6 +92,8 @@ async def test_later_rows_of_a_table_are_given_up_when_its_subject_is_deleted(
     def batches() -> Iterator[pa.RecordBatch]:
         """Read in a thread; between its two batches the subject is deleted and created anew."""
         yield pa.record_batch({"k": [b"k"] * 3, "v": [b"before"] * 3}, schema=schema)
+        while producer.stats.acked < 4:
+            time.sleep(0.005)
         deleted = delete_subject(meta, subject)
         asyncio.run_coroutine_threadsafe(deleted, loop).result(60)
         asyncio.run_coroutine_threadsafe(shared_cluster.create(subject), loop).result(60)

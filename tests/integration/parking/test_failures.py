@@ -69,7 +69,7 @@ async def test_failure_of_each_dead_letter_is_known_behind_a_killed_broker_and_a
             await sealed_behind(admin, subject, "resize")
             handler.mended = set(ERRORS)
             async with strict_consumer(cluster, subject, handler, "dead"):  # type: ignore[arg-type]
-                while {view.partition_id async for view in admin.parked(subject, "g")} == {1}:
+                while 1 in {view.partition_id async for view in admin.parked(subject, "g")}:
                     await asyncio.sleep(0.02)
                 assert await failures(admin, subject) == told
                 (chosen,) = await admin.redrive(subject, "g", dead=True, error="no such town")
