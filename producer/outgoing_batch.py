@@ -102,7 +102,7 @@ class OutgoingBatch:
         self.failed_at_ms: int | None = None
         """Boot milliseconds of the first failed try."""
         self.doubtful = False
-        """True once a try ended without an answer: the batch may be stored in its present partition."""
+        """True once a try of it, or of one before it, ended without an answer: it may be stored in its present partition."""
         self.opened_at_ms = 0
         self.future = future
         """Done when all messages are settled, or when the first of several outcomes is known."""

@@ -38,9 +38,9 @@ from sim.actors.outboxes import Outboxes, has_outbox
 from sim.actors.poison import owed, told, unhandled
 from sim.actors.retaining import DeadGroupHost, for_retention, is_retaining, verify_on_the_way
 from sim.actors.users import SHARED, Preloaded, Users, for_users
-from sim.careful import outlast_careful
 from sim.copies import Copier, for_copies, is_copied
 from sim.faults import Faults
+from sim.lateness import outlast_reasons
 from sim.machines.calls import WatchedCalls
 from sim.machines.database import Shelf
 from sim.machines.logs import Removed, read_log
@@ -464,7 +464,7 @@ class World:
         ]
         debts = owed(self.service, stores, self.poison) if self.at_rest else {}
         await asyncio.sleep(self.service.limit_s)
-        await outlast_careful(self.consumers, lambda: unhandled(debts, self.history))
+        await outlast_reasons(self.consumers, lambda: unhandled(debts, self.history))
         if self.at_rest:  # else a group may have been stopped
             self.loop.faults += told(unhandled(debts, self.history))
         self.poison.clear()

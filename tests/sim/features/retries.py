@@ -17,9 +17,9 @@ from keylane.protocol.backoff import Backoff
 from keylane.protocol.message import Message
 from keylane.protocol.parked import CRASHED, Failure
 from sim.actors.consumers import ConsumerHost
-from sim.careful import outlast_careful
 from sim.features.feature import Feature
 from sim.features.parks import GROUP, ParkedKeys, parked_on
+from sim.lateness import outlast_reasons
 from sim.swarm import Swarm
 
 if TYPE_CHECKING:
@@ -204,9 +204,7 @@ class Retries(Feature):
             await asyncio.sleep(0.2)
             self._check_told()
         await asyncio.sleep(world.service.limit_s + 5.0)
-        await outlast_careful(
-            world.consumers, lambda: {(GROUP, place[0]) for place, _ in self._unhandled()}
-        )
+        await outlast_reasons(world.consumers, self._late)
         self._check_told()
         self.problems += [problem for _, problem in self._unhandled()]
         self._fails = False
@@ -267,6 +265,12 @@ class Retries(Feature):
             self.problems.append(f"{said}, as an owner said that is gone")
         if (last.token, last.attempt, last.outcome) == (fence, key, "failed") and not next_ms:
             self.problems.append(f"{said}, though its owner has said when it is")
+
+    def _late(self) -> dict[tuple[str, int], set[int]]:
+        late: dict[tuple[str, int], set[int]] = {}
+        for place, _ in self._unhandled():
+            late.setdefault((GROUP, place[0]), set()).add(place[1])
+        return late
 
     def _unhandled(self) -> Iterator[tuple[tuple[int, int], str]]:
         """Each stored message is handled, or a dead letter for a reason, or waits; only those that always fail wait."""

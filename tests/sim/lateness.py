@@ -1,0 +1,69 @@
+"""How long judges wait for messages that are late for a reason which their owner cannot help: the broker's disk is slow.
+
+suspects   the owner before ended without a release: they are handled one at a time, and each takes a sync, so that
+           the careful part may last for CAREFUL_MS, longer than a silent owner takes to expire
+pulls      each takes a read, and may bring one message
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from keylane.consumer.pulling.suspects import CAREFUL_MS
+from sim.actors.consumers import ConsumerHost
+from sim.service import PATIENCE_S
+
+LOOK_S = 0.25
+LONGEST_S = 1.1 * CAREFUL_MS / 1000 + PATIENCE_S
+"""A careful part by a clock that drifts, and what is left behind it."""
+
+Place = tuple[str, int]
+"""(group, partition)."""
+Late = Mapping[Place, Collection[int]]
+"""Offsets of the messages that are late; a place has at least one."""
+
+
+class Reasons:
+    """Where messages are late for a reason, from one look to the next."""
+
+    def __init__(self, consumers: Iterable[ConsumerHost]) -> None:
+        self._consumers = consumers
+        self._pulled: dict[Place, int] = {}
+        """One past the last message that was pulled at the last look."""
+
+    def look(self, late: Late) -> set[Place]:
+        """The places whose owner handles suspects, or has pulled more and not yet anything that is late."""
+        excused: set[Place] = set()
+        for host in self._consumers:
+            if not host.running or host.consumer is None:
+                continue
+            for client in host.consumer._assignments.clients:
+                place = host.group, int(client.partition_id)
+                if place not in late:
+                    continue
+                before = self._pulled.get(place, -1)
+                upto = self._pulled[place] = client.next_offset
+                if client.is_careful or before < upto <= min(late[place]):
+                    excused.add(place)
+        return excused
+
+
+async def outlast_reasons(consumers: Iterable[ConsumerHost], late: Callable[[], Late]) -> None:
+    """
+    Wait while messages are late for such reasons alone, for LONGEST_S at most.
+
+    Args:
+        late: what is late now; a place has `PATIENCE_S` once it has no reason any more.
+    """
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    reasons = Reasons(consumers)
+    excused_s: dict[Place, float] = {}
+    while offsets := late():
+        now_s = loop.time()
+        excused_s |= dict.fromkeys(reasons.look(offsets), now_s)
+        earliest_s = min(excused_s.get(place, float("-inf")) for place in offsets)
+        if now_s > min(began_s + LONGEST_S, earliest_s + PATIENCE_S):
+            return
+        await asyncio.sleep(LOOK_S)
