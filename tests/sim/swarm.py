@@ -68,11 +68,13 @@ def has_twins(seed: int) -> bool:
 
 
 COMPANY_EVERY = 7
+COMPANY_SEEDS = range(1_000, 10**9)
+"""Others are what they were before: mutants are known by the first, and the last ones have outboxes or a feature."""
 
 
 def has_company(seed: int) -> bool:
     """In some seeds a second consumer is in each consumer's process, and they share what waits at the metaserver."""
-    return seed % COMPANY_EVERY == 3
+    return seed in COMPANY_SEEDS and seed % COMPANY_EVERY == 3
 
 
 def draw(rng: random.Random) -> Swarm:

@@ -18,6 +18,8 @@ SEEDS = 100
 OUTBOX_SEEDS = 10
 """With an outbox, from FIRST_SEED on; `make sim FIRST=1000000000` runs more."""
 SEEDS_SAMPLE = 12
+COMPANY = (1_018, 2_012, 2_208)
+"""Two consumers in a process, which share heartbeats."""
 FEATURES_SAMPLE = tuple(
     FEATURES_FIRST + number for number in (0, 1, 2, 3, 4, 5, 6, 11, 12, 13, 14, 29)
 )
@@ -43,7 +45,7 @@ def _told(outcome) -> str:
 @pytest.mark.parametrize(
     "seeds",
     [
-        pytest.param(range(SEEDS_SAMPLE), id="sample"),
+        pytest.param((*range(SEEDS_SAMPLE), *COMPANY), id="sample"),
         pytest.param(range(SEEDS_SAMPLE, SEEDS), id="rest", marks=pytest.mark.whole),
     ],
 )
