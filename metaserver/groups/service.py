@@ -303,7 +303,7 @@ class GroupService:
         return cached if current else None
 
     async def _take_all_reports(
-        self, asks: Mapping[str, Heartbeat], rows: Mapping[str, SessionRow]
+        self, asks: Mapping[str, Heartbeat], rows: Mapping[SessionId, SessionRow]
     ) -> dict[str, KeylaneError]:
         """Take the reports of several heartbeats at once, in common transactions; returns why those of a session failed."""
         telling = [row for session, row in rows.items() if _reports(asks[session], row)]
