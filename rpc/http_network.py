@@ -95,8 +95,10 @@ class HttpNetwork:
     ) -> None:
         self._scheme = "http" if tls is None else "https"
         self._contexts = None if tls is None else ClientContexts(tls)
-        source = token if callable(token) else None
-        if source is None and (token is not None or ask_environment):
+        source: TokenSource | None = None
+        if callable(token):
+            source = token
+        elif token is not None or ask_environment:
             source = token_source(token)
         self._another = partial(
             HttpNetwork, tls, token=source, by_certificate=by_certificate, ask_environment=False
