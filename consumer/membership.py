@@ -159,8 +159,13 @@ class Membership:
         """
         await self._join(holder)
         if self._connections is not None:
-            addresses = self._meta.addresses
-            self._shared = heartbeats_for(self, self._connections, addresses, self._clock)
+            self._shared = heartbeats_for(
+                self,
+                self._connections,
+                self._meta.addresses,
+                self._clock,
+                ttl_ms=self._settings.ttl_ms,
+            )
         self._task = asyncio.create_task(self._beat(holder), name=f"session {self.session[:8]}")
 
     async def _join(self, holder: GrantHolder) -> None:
@@ -386,19 +391,21 @@ class Membership:
 
         A session that was asked for and not heard of is left too: its join may be carried out.
         """
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        session = self.session or self._joining
-        if session:
-            try:
-                await self._meta.leave(Leave(session=session))
-            except KeylaneError as error:
-                log.info("leave: %s", error.message)
-            self.session = self._joining = ""
-        shared, self._shared = self._shared, None
-        if shared is not None:
-            await shared.leave(self)
+        try:
+            if self._task is not None:
+                self._task.cancel()
+                await asyncio.gather(self._task, return_exceptions=True)
+            session = self.session or self._joining
+            if session:
+                try:
+                    await self._meta.leave(Leave(session=session))
+                except KeylaneError as error:
+                    log.info("leave: %s", error.message)
+                self.session = self._joining = ""
+        finally:
+            shared, self._shared = self._shared, None
+            if shared is not None:
+                await shared.leave(self)
 
 
 def _may_share(body: Heartbeat, grants: Grants) -> bool:

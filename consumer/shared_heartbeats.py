@@ -8,17 +8,22 @@ Waits end at common ticks, and all that was answered begins again in the same tu
 What hurries never comes here: a report, a lease that may end soon, the first heartbeat after a failure.
 
 Invariants
-    A heartbeat shares a request with those of the same metaservers, TLS and token in the same event loop.
-    A request without an answer fails every heartbeat in it; each consumer then asks by itself, within its own time-outs.
-    A heartbeat that is given up leaves the request to the others.
+    A heartbeat shares a request with those of the same metaservers, TLS, token and ttl in the same event loop.
+    A request without an answer fails every heartbeat in it; each consumer then asks by itself, within its own time-outs,
+    and the metaserver that has not answered last: so each asks every metaserver once, as `heartbeat_timeouts` counts them.
+    A heartbeat ends no later than one that was sent alone when it began.
+    A heartbeat that is given up leaves the request to the others, and nothing that fails for one consumer fails another.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import NamedTuple
 from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
 
 from ..protocol.clock import Clock
 from ..protocol.control import Grants, Heartbeat
@@ -33,6 +38,7 @@ from ..protocol.limits import SESSIONS_AT_ONCE_MAX
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 
+log = logging.getLogger("keylane.consumer")
 GATHER_MS = 10
 """How long a heartbeat that begins at a tick waits for others: their answers come one after another."""
 GATHER_FIRST_MS = 50
@@ -52,6 +58,14 @@ class _Begun(NamedTuple):
     meta: MetaClient
     """Of its consumer alone."""
     answer: asyncio.Future[Grants | None]
+    begun_ms: int
+
+    def sent_at(self, now_ms: int) -> _Begun:
+        """The same, whose wait ends when it would have ended if it had been sent when it began."""
+        wait_ms = self.body.wait_ms - (now_ms - self.begun_ms)
+        if wait_ms == self.body.wait_ms:
+            return self
+        return self._replace(body=replace(self.body, wait_ms=max(1, wait_ms)), begun_ms=now_ms)
 
 
 class SharedHeartbeats:
@@ -59,16 +73,22 @@ class SharedHeartbeats:
     Sends the heartbeats that wait, together where they may be.
 
     Args:
-        meta: called when a request has the first heartbeats of two consumers.
+        meta: called when a request has the first heartbeats of two consumers; called again if it raised a KeylaneError.
         close: closes what `meta` has made.
         clock: of ticks.
+        key: under which consumers find it.
     """
 
     def __init__(
-        self, meta: Callable[[], MetaClient], close: Callable[[], Awaitable[None]], clock: Clock
+        self,
+        meta: Callable[[], MetaClient],
+        close: Callable[[], Awaitable[None]],
+        clock: Clock,
+        key: Hashable = None,
     ) -> None:
         self._new_meta = meta
         self._close = close
+        self._key = key
         self.loop = asyncio.get_running_loop()
         self.users: set[object] = set()
         self._boot_ms = clock.boot_ms
@@ -116,7 +136,7 @@ class SharedHeartbeats:
         if self._boot_ms() < self._apart_until_ms:
             return await meta.heartbeat(body, timeout_ms=beyond_ms)
         loop = asyncio.get_running_loop()
-        waiting = _Begun(body, beyond_ms, meta, loop.create_future())
+        waiting = _Begun(body, beyond_ms, meta, loop.create_future(), self._boot_ms())
         self._next.append(waiting)
         since_ms = self._since_tick_ms(_period_ms(longest_ms))
         self._send_at(
@@ -134,7 +154,8 @@ class SharedHeartbeats:
         self._gathering = self.loop.call_at(at_s, self._send)
 
     def _send(self) -> None:
-        waiting = [each for each in self._next if not each.answer.done()]
+        now_ms = self._boot_ms()
+        waiting = [each.sent_at(now_ms) for each in self._next if not each.answer.done()]
         self._next.clear()
         self._gathering = None
         for start in range(0, len(waiting), SESSIONS_AT_ONCE_MAX):
@@ -149,8 +170,10 @@ class SharedHeartbeats:
             if len(waiting) == 1:
                 await _ask_alone(waiting[0])
             elif not await self._ask_together(waiting):
-                self._apart_until_ms = self._boot_ms() + APART_MS
-                await asyncio.gather(*map(_ask_alone, waiting))
+                now_ms = self._boot_ms()
+                self._apart_until_ms = now_ms + APART_MS
+                alone = [_ask_alone(each.sent_at(now_ms)) for each in waiting]
+                await asyncio.gather(*alone, return_exceptions=True)
         except GeneratorExit:
             raise
         except asyncio.CancelledError:
@@ -162,20 +185,25 @@ class SharedHeartbeats:
                 _fail(each, error)
 
     async def _ask_together(self, waiting: Sequence[_Begun]) -> bool:
-        """Send one request; False: it was refused, and no heartbeat is answered."""
-        if self._meta is None:
-            self._meta = self._new_meta()
+        """Send one request; False: it was refused or cannot be made, and no heartbeat is answered."""
+        asked = ""
         try:
+            if self._meta is None:
+                self._meta = self._new_meta()
+            asked = self._meta.first
             answers = await self._meta.heartbeats(
                 Heartbeats(heartbeats=tuple(each.body for each in waiting)),
                 wait_ms=min(each.body.wait_ms for each in waiting),
                 timeout_ms=min(each.beyond_ms for each in waiting),
             )
         except _FAILURES as error:
+            # Each client has an order of its own: those of the consumers must not ask the same metaserver again.
             for each in waiting:
+                each.meta.put_last(asked)
                 _fail(each, error.copy(error.fate))
             return True
-        except KeylaneError:
+        except KeylaneError as error:
+            log.info("heartbeats are sent one by one: %s", error.message)
             return False
         news = {told.session: told for told in answers.news}
         for each in waiting:
@@ -190,8 +218,9 @@ class SharedHeartbeats:
         """Share no more; the last one of all closes the connection."""
         self.users.discard(user)
         if not self.users:
-            for key in [key for key, known in _shared.items() if known is self]:
-                del _shared[key]
+            # Other threads have event loops and consumers of their own, and keys of their own.
+            if _shared.get(self._key) is self:
+                _shared.pop(self._key, None)
             await self.close()
 
     async def close(self) -> None:
@@ -206,9 +235,11 @@ class SharedHeartbeats:
 
 
 async def _ask_alone(waiting: _Begun) -> None:
+    if waiting.answer.done():  # given up: its consumer may have closed its connection
+        return
     try:
         grants = await waiting.meta.heartbeat(waiting.body, timeout_ms=waiting.beyond_ms)
-    except KeylaneError as error:
+    except Exception as error:  # noqa: BLE001 - raised where it is awaited
         _fail(waiting, error)
     else:
         if not waiting.answer.done():
@@ -240,15 +271,24 @@ def _period_ms(longest_ms: int) -> int:
 
 
 _shared: WeakValueDictionary[Hashable, SharedHeartbeats] = WeakValueDictionary()
-"""By event loop, metaservers, TLS and token; weak, because what is shared keeps its event loop."""
+"""By event loop, metaservers, TLS, token and ttl; weak, because what is shared keeps its event loop."""
 
 
 def heartbeats_for(
-    user: object, connections: Connections, addresses: tuple[str, ...], clock: Clock
+    user: object,
+    connections: Connections,
+    addresses: tuple[str, ...],
+    clock: Clock,
+    *,
+    ttl_ms: int,
 ) -> SharedHeartbeats:
-    """The heartbeats that a consumer with these open connections shares, until `SharedHeartbeats.leave`."""
+    """
+    The heartbeats that a consumer with these open connections shares, until `SharedHeartbeats.leave`.
+
+    Consumers of another `ttl_ms` share others: the shortest wait is that of all in a request.
+    """
     loop = asyncio.get_running_loop()
-    key = (id(loop), addresses, connections.kind)
+    key = (id(loop), addresses, connections.kind, ttl_ms)
     known = _shared.get(key)
     if known is None or known.loop is not loop:
         network, close = connections.another()
@@ -256,6 +296,6 @@ def heartbeats_for(
         def meta() -> MetaClient:
             return MetaClient(network(), addresses)
 
-        known = _shared[key] = SharedHeartbeats(meta, close, clock)
+        known = _shared[key] = SharedHeartbeats(meta, close, clock, key)
     known.users.add(user)
     return known

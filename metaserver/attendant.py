@@ -48,9 +48,10 @@ class Attendant:
         self._catalogue = catalogue
         self._settings = settings
         self._operations = operations
-        self._removals = removals
         self._duties = duties
         self._quick_duties = quick_duties
+        self._remove = removals.run_once
+        self._removals_wanted = asyncio.Event()
         self._quick_wanted = [asyncio.Event() for _ in quick_duties]
 
     async def run(self) -> None:
@@ -63,6 +64,8 @@ class Attendant:
                     group.create_task(self._run_duty_loop(duty))
                 for duty, wanted in zip(self._quick_duties, self._quick_wanted, strict=True):
                     group.create_task(self._run_quick_loop(duty, wanted))
+                # Its own loop: a hanging broker answers no call, and nothing else waits for it.
+                group.create_task(self._run_quick_loop(self._remove, self._removals_wanted))
         except Exception:
             log.exception("the periodic work has ended by a bug")
             raise
@@ -79,10 +82,10 @@ class Attendant:
                 await self._groups.settle(group_id)
             await self._groups.check_for_changes(due.versions)
             await self._catalogue.check_for_changes()
+            if due.removals:
+                self._removals_wanted.set()
             if due.operations:
                 await self._operations.resume()
-            if due.removals:
-                await self._removals.run_once()
         except KeylaneError as error:
             _warn(error)
             return poll_ms

@@ -122,6 +122,17 @@ class MetaClient:
         return tuple(sorted(self._addresses))
 
     @property
+    def first(self) -> str:
+        """The metaserver that the next call asks first."""
+        return self._addresses[0]
+
+    def put_last(self, address: str) -> None:
+        """Ask the metaserver at `address` last from now on: it has not answered another client."""
+        if address in self._addresses:
+            self._addresses.remove(address)
+            self._addresses.append(address)
+
+    @property
     def address_count(self) -> int:
         """The number of metaservers."""
         return len(self._addresses)
@@ -156,8 +167,8 @@ class MetaClient:
                     await self._check_program(address)
                 raise
             except (NotSentError, OutcomeUnknownError, ForeignServerError, StorageError) as error:
-                if self._addresses[0] == address:
-                    self._addresses.append(self._addresses.pop(0))
+                if self.first == address:
+                    self.put_last(address)
                 again = endpoint.repeatable or isinstance(error, NotSentError)
                 if not again:
                     raise

@@ -11,12 +11,13 @@ from ..protocol.access.tokens import check_token
 from ..protocol.errors import ConfigError, KeylaneError, OutcomeUnknownError, RetryRule
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.settings import CALL_TIMEOUT_MS, is_within
-from .access.token_file import token_source
+from .access.token_file import token_source, told_by_environment
 from .client import BrokerClient, MetaClient
 from .environment import environment_of
 from .home import Home
 from .http_network import HttpNetwork, client_network
 from .network import Network
+from .tls.settings import tls_of_environment
 
 WAIT_S_MAX = 86_400
 READY_POLL_S = 0.1
@@ -65,6 +66,8 @@ class Connections:
         self._given = network
         self.tls = tls
         self._own: HttpNetwork | None = None
+        self._kind: Hashable = None
+        """TLS and token of `_own`, as the environment named them when it was made."""
         self._timeout_ms = timeout_ms
         self._brokers: dict[str, BrokerClient] = {}
         self.home = Home(what)
@@ -89,6 +92,8 @@ class Connections:
         if network is None:
             try:
                 network = self._own = client_network(self.tls, source)
+                told = told_by_environment() if self.token is None else self.token
+                self._kind = (self.tls or tls_of_environment(), told)
             except ConfigError:
                 self.home.leave()
                 raise
@@ -104,14 +109,15 @@ class Connections:
     @property
     def kind(self) -> Hashable:
         """What clients have in common that may share a network: the one that was passed in, or TLS and token."""
-        return id(self.network) if self._own is None else (self.tls, self.token)
+        return id(self.network) if self._own is None else self._kind
 
     def another(self) -> tuple[Callable[[], Network], Callable[[], Awaitable[None]]]:
         """
         A network of the same kind, for what clients share: it outlives this client.
 
         Returns:
-            Makes it, once; and closes it if it was made.  A network that was passed in is taken itself, and stays open.
+            Makes it, once, with the TLS and the source of the token of this opening, and raises ConfigError if a file
+            cannot be used; and closes it if it was made.  A network that was passed in is taken itself, and stays open.
         """
         network, own = self.network, self._own
         assert network is not None
@@ -120,7 +126,7 @@ class Connections:
         def make() -> Network:
             if own is None:
                 return network
-            made.append(client_network(self.tls, token_source(self.token)))
+            made.append(own.another())
             return made[0]
 
         async def close() -> None:

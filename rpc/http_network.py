@@ -77,6 +77,7 @@ class HttpNetwork:
         token: of the client; None: the one that the environment names, if it does.
         identity: what a server shows in place of that.
         by_certificate: without a token, metaservers may know the client by its certificate.
+        ask_environment: False: no `token` means none, whatever the environment names.
 
     Raises:
         ConfigError: a file of `tls` cannot be used.
@@ -90,10 +91,18 @@ class HttpNetwork:
         token: str | TokenSource | None = None,
         identity: Credentials | None = None,
         by_certificate: bool = False,
+        ask_environment: bool = True,
     ) -> None:
         self._scheme = "http" if tls is None else "https"
         self._contexts = None if tls is None else ClientContexts(tls)
-        source = token if callable(token) else token_source(token)
+        source: TokenSource | None = None
+        if callable(token):
+            source = token
+        elif token is not None or ask_environment:
+            source = token_source(token)
+        self._another = partial(
+            HttpNetwork, tls, token=source, by_certificate=by_certificate, ask_environment=False
+        )
         if identity is None and (source is not None or by_certificate):
             from .access.wallet import (
                 Wallet,  # it loads a library that clients without a token need not have
@@ -107,6 +116,10 @@ class HttpNetwork:
         self.throttling = Throttling()
         self._answered: set[str] = set()
         """Addresses that have answered: TLS does not keep them from it."""
+
+    def another(self) -> HttpNetwork:
+        """One with the same TLS and source of a token, and connections of its own.  Raises ConfigError: a file cannot be used."""
+        return self._another()
 
     def know_metaservers(self, addresses: Sequence[str]) -> None:
         """Have metaservers shown the token itself; see `network.KnowsMetaservers`."""

@@ -108,8 +108,13 @@ class _WaitingHeartbeat:
     """A heartbeat that waits for a change."""
 
     row: SessionRow
-    group_version: int | None
-    """A version of its group that is no newer than `row`; None: not known."""
+    versions: Mapping[int, int]
+    """Of groups, read before `row`, or compared with it."""
+
+    def may_have_news(self, versions: Mapping[int, int]) -> bool:
+        """Whether its group may have changed up to these versions, read after `row`."""
+        known = self.versions.get(self.row.group_id)
+        return known is None or known != versions.get(self.row.group_id)
 
 
 class GroupService:
@@ -215,7 +220,7 @@ class GroupService:
         with self._wakeups.listen(session) as waiter:
             versions = self._group_versions  # read before the row
             row = await self._renew(session)
-            self._waiting[waiter] = _WaitingHeartbeat(row, versions.get(row.group_id))
+            self._waiting[waiter] = _WaitingHeartbeat(row, versions)
             try:
                 await self._take_reports(ask, row)
                 # A longer wait would make the next renewal late.
@@ -251,19 +256,18 @@ class GroupService:
                 for session in sessions
             }
             versions = self._group_versions  # read before the rows
-            rows = await self._renewing.run(None, sessions)
+            renewed = await self._renewing.run(None, sessions)  # also those of other calls
+            rows = {session: renewed[session] for session in sessions if session in renewed}
+            # All of them before anything else is awaited: a look at changes meanwhile must see them.
             for session, waiter in waiters.items():
                 row = rows.get(session)
                 if row is None:
                     self._forget(session)
                     refused[session] = SessionUnknownError(session=session)
                     continue
-                self._waiting[waiter] = _WaitingHeartbeat(row, versions.get(row.group_id))
+                self._waiting[waiter] = _WaitingHeartbeat(row, versions)
                 listening.callback(self._waiting.pop, waiter)
-                try:
-                    await self._take_reports(by_session[session], row)
-                except KeylaneError as error:
-                    refused[session] = error
+            refused |= await self._take_all_reports(by_session, rows)
             left = {session: rows[session] for session in sessions if session not in refused}
             if not refused and all(
                 row.grants_version == by_session[session].known_version
@@ -297,6 +301,21 @@ class GroupService:
         cached = self._cached.get(row.session)
         current = cached is not None and cached.version == row.grants_version and not waiter.woken
         return cached if current else None
+
+    async def _take_all_reports(
+        self, asks: Mapping[str, Heartbeat], rows: Mapping[SessionId, SessionRow]
+    ) -> dict[str, KeylaneError]:
+        """Take the reports of several heartbeats at once, in common transactions; returns why those of a session failed."""
+        telling = [row for session, row in rows.items() if _reports(asks[session], row)]
+        taking = [self._take_reports(asks[row.session], row) for row in telling]
+        outcomes = await asyncio.gather(*taking, return_exceptions=True)
+        failed: dict[str, KeylaneError] = {}
+        for row, outcome in zip(telling, outcomes, strict=True):
+            if isinstance(outcome, KeylaneError):
+                failed[row.session] = outcome
+            elif isinstance(outcome, BaseException):
+                raise outcome
+        return failed
 
     async def _take_reports(self, ask: Heartbeat, row: SessionRow) -> None:
         """Do what a heartbeat says beside that its session lives.  Raises SessionUnknownError."""
@@ -404,20 +423,22 @@ class GroupService:
         Wake the heartbeats whose grants were changed by another metaserver.
 
         Args:
-            seen: `DueWork.versions`, read before this call; as in the call before, no version has risen since.
+            seen: `DueWork.versions`, read before this call; as in the call before, no version has risen since.  Who began
+                to wait while that call read the versions was not compared with them, and is compared now.
 
         Raises:
             StorageError
         """
-        if seen and seen == self._seen:
-            return
         waiting = dict(self._waiting)
+        compared = all(each.versions is self._group_versions for each in waiting.values())
+        if seen and seen == self._seen and compared:
+            return
         ids = {heartbeat.row.group_id for heartbeat in waiting.values()}
         versions = await self._database.read(group_versions, ids) if ids else {}
         changed = {
             heartbeat.row.group_id
             for heartbeat in waiting.values()
-            if heartbeat.group_version != versions.get(heartbeat.row.group_id)
+            if heartbeat.may_have_news(versions)
         }
         if changed:
             grants = await self._database.read(grants_versions, changed)
@@ -426,7 +447,7 @@ class GroupService:
                 if row.group_id in changed and grants.get(row.session) != row.grants_version:
                     waiter.wake()
         for heartbeat in waiting.values():
-            heartbeat.group_version = versions.get(heartbeat.row.group_id)
+            heartbeat.versions = versions
         self._group_versions = versions
         self._seen = seen
 
@@ -509,6 +530,12 @@ def _checked(ask: Heartbeat) -> SessionId:
     if max(len(ask.drained), len(ask.parked), len(ask.holding or ())) > DRAINED_MAX:
         raise InvalidRequestError(f"at most {DRAINED_MAX} partitions at once")
     return SessionId(ask.session)
+
+
+def _reports(ask: Heartbeat, row: SessionRow) -> bool:
+    """Whether a heartbeat may say more than that its session lives."""
+    handed_over = row.handing_over and ask.holding is not None
+    return bool(ask.drained) or handed_over or _suspend_reply_was_lost(ask, row)
 
 
 def _suspend_reply_was_lost(ask: Heartbeat, row: SessionRow) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.service import GroupService
-from keylane.metaserver.groups.views import group_versions
+from keylane.metaserver.groups.views import due_work, group_versions
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.protocol.clock import SystemClock
@@ -26,6 +26,7 @@ from keylane.protocol.control import (
     Leave,
 )
 from keylane.protocol.errors import SessionUnknownError
+from keylane.protocol.http.at_once import HeartbeatAnswers, Heartbeats
 from support.sql.told_groups import hear
 
 FIRST, SECOND = "a" * 16, "b" * 16
@@ -34,11 +35,13 @@ TTL_MS = 300_000
 
 
 class Watched:
-    """A database that does something else before it tells the versions of groups."""
+    """A database that does something else while it reads versions of groups or takes heartbeats."""
 
     def __init__(self, database: SqlDatabase) -> None:
         self._database = database
         self.meanwhile: Callable[[], Awaitable[None]] | None = None
+        self.after_renewal: Callable[[], Awaitable[None]] | None = None
+        self.before_write: Callable[[], Awaitable[None]] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._database, name)
@@ -47,6 +50,17 @@ class Watched:
         if work is group_versions and self.meanwhile is not None:
             await self.meanwhile()
         return await self._database.read(work, *args)
+
+    async def renew(self, work: Callable[..., Any], *args: Any) -> Any:
+        renewed = await self._database.renew(work, *args)
+        if self.after_renewal is not None:
+            await self.after_renewal()
+        return renewed
+
+    async def write_first(self, work: Callable[..., Any], *args: Any) -> Any:
+        if self.before_write is not None:
+            await self.before_write()
+        return await self._database.write_first(work, *args)
 
 
 class TwoMetaservers:
@@ -62,8 +76,15 @@ class TwoMetaservers:
 
         self.elsewhere = GroupService(database, settings, announce=announce)
 
-    async def join(self, session: str, *, groups: GroupService | None = None) -> None:
-        ask = Join(subject="s", group="g", session=session, ttl_ms=TTL_MS)
+    async def look(self) -> None:
+        """As the periodic work does: read what there is, then look for changes."""
+        seen = (await self.database.read(due_work)).versions
+        await self.here.check_for_changes(seen)
+
+    async def join(
+        self, session: str, *, group: str = "g", groups: GroupService | None = None
+    ) -> None:
+        ask = Join(subject="s", group=group, session=session, ttl_ms=TTL_MS)
         await (groups or self.elsewhere).join(ask)
 
     async def version(self, session: str) -> int:
@@ -140,3 +161,79 @@ async def test_poll_wakes_no_session_without_changes(house: TwoMetaservers):
     await house.here.check_for_changes()
     with pytest.raises(SessionUnknownError):
         await asyncio.wait_for(waits, LONG_MS / 3_000)
+
+
+async def test_waiter_joining_after_the_change_that_a_poll_saw_is_woken_by_the_next_poll(
+    house: TwoMetaservers,
+):
+    """Its row is older than the change, and no version rises after the poll that did not know it."""
+    for session in (FIRST, SECOND):
+        await house.join(session)
+    first, second = [await house.version(session) for session in (FIRST, SECOND)]
+    await house.look()
+    tasks = [await house.waiting(FIRST, first)]
+    await house.look()
+
+    async def renewed_before() -> None:
+        house.database.after_renewal = None
+        await house.elsewhere.leave(Leave(session=SECOND))
+        await house.look()
+
+    house.database.after_renewal = renewed_before
+    tasks.append(await house.waiting(SECOND, second))
+    await house.look()
+    with pytest.raises(SessionUnknownError):
+        await asyncio.wait_for(tasks[1], LONG_MS / 3_000)
+    tasks[0].cancel()
+
+
+async def test_heartbeat_beside_a_report_is_woken_by_a_change_during_the_report(
+    house: TwoMetaservers,
+):
+    """All heartbeats of a call wait for changes before the first of them reports."""
+    await house.join(FIRST, group="g")
+    await house.join(SECOND, group="h")
+    first, second = [await house.version(session) for session in (FIRST, SECOND)]
+    await house.look()
+
+    async def before_write() -> None:
+        house.database.before_write = None
+        await house.elsewhere.leave(Leave(session=SECOND))
+        await house.look()
+
+    house.database.before_write = before_write
+    asks = (
+        Heartbeat(session=FIRST, known_version=first, wait_ms=LONG_MS, drained=(1,), holding=()),
+        Heartbeat(session=SECOND, known_version=second, wait_ms=LONG_MS),
+    )
+    call = asyncio.create_task(house.here.heartbeats(Heartbeats(heartbeats=asks)))
+    told = await asyncio.wait_for(call, LONG_MS / 3_000)
+    ended = {news.session for news in told.news if news.error is not None}
+    assert ended == {SECOND}
+
+
+async def test_reports_of_one_call_are_taken_at_once(house: TwoMetaservers):
+    """The second report does not wait for the first one's commit."""
+    await house.join(FIRST, group="g")
+    await house.join(SECOND, group="h")
+    first, second = [await house.version(session) for session in (FIRST, SECOND)]
+    begun: list[None] = []
+    both = asyncio.Event()
+
+    async def before_write() -> None:
+        begun.append(None)
+        if len(begun) == 2:
+            both.set()
+        await both.wait()
+
+    house.database.before_write = before_write
+    asks = tuple(
+        Heartbeat(session=session, known_version=version, drained=(1,), holding=())
+        for session, version in ((FIRST, first), (SECOND, second))
+    )
+    call: asyncio.Task[HeartbeatAnswers] = asyncio.create_task(
+        house.here.heartbeats(Heartbeats(heartbeats=asks))
+    )
+    told = await asyncio.wait_for(call, LONG_MS / 3_000)
+    assert [news.error for news in told.news if news.error is not None] == []
+    assert len(begun) == 2

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
 from keylane.consumer.membership import Membership
 from keylane.consumer.settings import ConsumerSettings
+from keylane.consumer.shared_heartbeats import heartbeats_for
 from keylane.protocol.control import Done, Grants, Join, Joined
 from keylane.protocol.errors import (
     InstanceTakenError,
@@ -16,6 +18,7 @@ from keylane.protocol.errors import (
     SessionUnknownError,
     UnauthenticatedError,
 )
+from keylane.rpc.connections import Connections
 from sim.machines.clock import ManualClock
 from support.cluster import eventually
 from support.quiet_holder import QuietHolder
@@ -263,3 +266,47 @@ async def test_deadline_counts_from_the_first_join_when_its_answer_was_lost():
     )
     assert granted == [(7, began_ms + 900)]
     assert (known, waited_ms) == (-1, 0)
+
+
+class LeavingMeta(VersionedMeta):
+    """Does not answer a leave."""
+
+    addresses = ("meta-0",)
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock, 1)
+        self.leaving = asyncio.Event()
+
+    async def leave(self, _body):
+        self.leaving.set()
+        await asyncio.Event().wait()
+
+
+async def test_membership_shares_no_more_when_its_stop_is_cancelled():
+    """Other consumers would share with one that is gone."""
+    clock = ManualClock()
+    meta = LeavingMeta(clock)
+    network: Any = object()
+    connections = Connections(network, timeout_ms=5_000)
+    connections.open()
+    membership = Membership(
+        subject="s",
+        group="g",
+        client="c",
+        meta=meta,
+        settings=ConsumerSettings(ttl_ms=1_000),
+        clock=clock,
+        rng=random.Random(1),
+        identity=random.Random(2).getrandbits,
+        connections=connections,
+    )
+    await membership.start(Holder())
+    other = heartbeats_for("other", connections, meta.addresses, clock, ttl_ms=1_000)
+    assert other.has_others
+    stopping = asyncio.create_task(membership.stop())
+    await meta.leaving.wait()
+    stopping.cancel()
+    await asyncio.wait([stopping])
+    assert not other.has_others
+    await other.leave("other")
+    await connections.close()

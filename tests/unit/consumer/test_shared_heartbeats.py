@@ -10,9 +10,10 @@ import pytest
 import uvloop
 
 from keylane.consumer import shared_heartbeats
-from keylane.consumer.shared_heartbeats import APART_MS, SharedHeartbeats
+from keylane.consumer.shared_heartbeats import APART_MS, SharedHeartbeats, heartbeats_for
 from keylane.protocol.control import ErrorBody, Grants, Heartbeat
 from keylane.protocol.errors import (
+    ConfigError,
     InvalidRequestError,
     KeylaneError,
     OutcomeUnknownError,
@@ -20,10 +21,12 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.http.at_once import HeartbeatAnswers, HeartbeatNews, Heartbeats
 from keylane.protocol.limits import SESSIONS_AT_ONCE_MAX
+from keylane.rpc.connections import Connections
 from sim.machines.clock import ManualClock
 from support.cluster import eventually
 
 LONGEST_MS = 5_000
+TOKENS = ("kl_" + "a" * 43, "kl_" + "b" * 43)
 
 
 class AskedMeta:
@@ -35,6 +38,11 @@ class AskedMeta:
         self.alone: list[str] = []
         self._answer = answer
         self.cancelled = False
+        self.first = "meta-0"
+        self.last = ""
+
+    def put_last(self, address: str) -> None:
+        self.last = address
 
     async def heartbeats(
         self, body: Heartbeats, *, wait_ms: int, timeout_ms: int
@@ -129,6 +137,7 @@ async def test_every_heartbeat_fails_when_the_request_has_no_answer():
     assert [type(error) for error in errors] == [OutcomeUnknownError, OutcomeUnknownError]
     assert errors[0] is not errors[1]
     assert meta.alone == []
+    assert meta.last == "meta-0"
 
 
 async def test_each_asks_alone_when_the_metaserver_does_not_know_the_call():
@@ -242,3 +251,121 @@ def test_heartbeats_share_a_request_in_the_loop_of_uvloop():
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(ask()) == [("a", "b")]
+
+
+async def test_others_are_renewed_when_one_gave_up_before_they_ask_alone():
+    """Its consumer has closed its connection meanwhile."""
+
+    class ClosedMeta(AskedMeta):
+        async def heartbeat(self, body: Heartbeat, *, timeout_ms: int) -> Grants:
+            raise RuntimeError("Session is closed")
+
+    refuse = asyncio.Event()
+
+    class SlowMeta(AskedMeta):
+        async def heartbeats(
+            self, body: Heartbeats, *, wait_ms: int, timeout_ms: int
+        ) -> HeartbeatAnswers:
+            self.together.append(())
+            await refuse.wait()
+            raise InvalidRequestError("no such call", unknown_call=1)
+
+    meta = SlowMeta()
+    heartbeats = shared(meta, ManualClock())
+    given_up = asking(heartbeats, ClosedMeta(), "a")
+    renewed = asking(heartbeats, meta, "b")
+    await eventually(lambda: bool(meta.together))
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    refuse.set()
+    grants = await renewed
+    assert grants is not None
+    assert grants.version == 9
+
+
+async def test_error_of_one_that_asks_alone_is_its_own():
+    """Also one that no call is expected to raise."""
+
+    class BrokenMeta(AskedMeta):
+        async def heartbeat(self, body: Heartbeat, *, timeout_ms: int) -> Grants:
+            raise RuntimeError("broken")
+
+    def answer(_body: Heartbeats) -> HeartbeatAnswers:
+        raise InvalidRequestError("no such call", unknown_call=1)
+
+    meta = AskedMeta(answer)
+    heartbeats = shared(meta, ManualClock())
+    broken, renewed = asking(heartbeats, BrokenMeta(), "a"), asking(heartbeats, meta, "b")
+    with pytest.raises(RuntimeError, match="broken"):
+        await broken
+    assert (await renewed) is not None
+
+
+async def test_each_asks_alone_for_a_minute_when_no_shared_connection_can_be_made():
+    """As after the program gave up the right to read its files."""
+    meta, clock = AskedMeta(lambda _body: HeartbeatAnswers()), ManualClock()
+    tried: list[None] = []
+
+    def unreadable() -> AskedMeta:
+        tried.append(None)
+        if len(tried) == 1:
+            raise ConfigError("cannot read the CA file")
+        return meta
+
+    async def close() -> None: ...
+
+    heartbeats = SharedHeartbeats(unreadable, close, clock)  # type: ignore[arg-type]
+    for _ in range(2):
+        answers = await asyncio.gather(*(asking(heartbeats, meta, name) for name in "ab"))
+        assert [grants.version for grants in answers if grants is not None] == [9, 9]
+    assert len(tried) == 1
+    clock.now_ms += APART_MS
+    await asyncio.gather(*(asking(heartbeats, meta, name) for name in "ab"))
+    assert meta.together == [("a", "b")]
+
+
+async def test_wait_ends_at_its_tick_when_it_was_gathered_before():
+    """The time for others is part of the wait, so that no lease is shorter for it."""
+    meta, clock = AskedMeta(lambda _body: HeartbeatAnswers()), ManualClock()
+    heartbeats = shared(meta, clock)
+    asked = [asking(heartbeats, meta, name, wait_ms=700) for name in "ab"]
+    await asyncio.sleep(0)
+    clock.now_ms += 6
+    await asyncio.gather(*asked)
+    assert meta.waited_ms == [(694, 700)]
+
+
+async def test_consumers_of_another_ttl_or_token_do_not_share(monkeypatch: pytest.MonkeyPatch):
+    """A short ttl makes waits short; a token is that of the opening, wherever it was named."""
+    monkeypatch.delenv("KEYLANE_TOKEN_FILE", raising=False)
+    clock, addresses = ManualClock(), ("meta-0",)
+    opened: list[Connections] = []
+    found: list[SharedHeartbeats] = []
+    for token, ttl_ms in ((TOKENS[0], 30_000), (TOKENS[0], 1_000), (TOKENS[1], 30_000)):
+        monkeypatch.setenv("KEYLANE_TOKEN", token)
+        connections = Connections(None, timeout_ms=5_000)
+        connections.open()
+        opened.append(connections)
+        found.append(heartbeats_for(token, connections, addresses, clock, ttl_ms=ttl_ms))
+    assert len(set(map(id, found))) == 3
+    monkeypatch.setenv("KEYLANE_TOKEN", TOKENS[0])
+    again = Connections(None, timeout_ms=5_000)
+    again.open()
+    opened.append(again)
+    assert heartbeats_for("again", again, addresses, clock, ttl_ms=30_000) is found[0]
+    for connections in opened:
+        await connections.close()
+
+
+async def test_last_consumer_leaves_while_other_threads_share():
+    """Only its own entry is taken from what all threads have."""
+    network: Any = object()
+    clock = ManualClock()
+    connections = Connections(network, timeout_ms=5_000)
+    connections.open()
+    mine = heartbeats_for("mine", connections, ("meta-0",), clock, ttl_ms=30_000)
+    other = heartbeats_for("other", connections, ("meta-0",), clock, ttl_ms=1_000)
+    await mine.leave("mine")
+    assert heartbeats_for("third", connections, ("meta-0",), clock, ttl_ms=1_000) is other
+    assert heartbeats_for("mine", connections, ("meta-0",), clock, ttl_ms=30_000) is not mine
+    await connections.close()

@@ -6,13 +6,17 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy.engine import Connection
 
+from keylane.metaserver import attendant as attendant_module
 from keylane.metaserver.attendant import Attendant
 from keylane.metaserver.catalogue.service import Catalogue
 from keylane.metaserver.groups.service import GroupService
+from keylane.metaserver.groups.views import DueWork, due_work
 from keylane.metaserver.operations.driver import OperationDriver
 from keylane.metaserver.removals.service import RemovalService
 from keylane.metaserver.settings import MetaserverSettings
@@ -93,3 +97,32 @@ async def test_bug_in_periodic_work_ends_the_run(
         with pytest.raises(ExceptionGroup):
             task.result()
     assert "ZeroDivisionError" in caplog.text
+
+
+async def test_periodic_work_goes_on_while_a_removal_waits_for_a_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that hangs holds up neither changes nor expired sessions."""
+    looked: list[tuple[int, ...]] = []
+    removing = asyncio.Event()
+    real = GroupService.check_for_changes
+
+    async def noted(self: GroupService, seen: tuple[int, ...] = ()) -> None:
+        looked.append(seen)
+        await real(self, seen)
+
+    async def hangs(self: RemovalService) -> None:
+        removing.set()
+        await asyncio.Event().wait()
+
+    def removals_due(connection: Connection) -> DueWork:
+        return replace(due_work(connection), removals=True)
+
+    monkeypatch.setattr(GroupService, "check_for_changes", noted)
+    monkeypatch.setattr(RemovalService, "run_once", hangs)
+    monkeypatch.setattr(attendant_module, "due_work", removals_due)
+    async with attending(tmp_path, []), asyncio.timeout(30):
+        await removing.wait()
+        before = len(looked)
+        while len(looked) < before + 3:
+            await asyncio.sleep(0.01)
