@@ -9,7 +9,7 @@ Invariants
     A partition that is at its end waits for nothing: room is for bytes that a broker has ready.
     Partitions get room in the order in which they asked.
     What holds room and does not move, as a paused partition or a broker that does not answer, delays others for
-    `STALL_S` at most.
+    `STALL_S` at most, however much of other partitions moves meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import asyncio
 
 ROOM_BYTES = 4 << 20
 STALL_S = 0.5
-"""Room that is taken counts no longer, if none was freed for so long."""
+"""What a partition has taken counts no longer, if none of it was freed for so long."""
 MESSAGE_BYTES = 1 << 10
 """What a message has, until a pull has shown it."""
 
@@ -38,7 +38,6 @@ class PullRoom:
         """Bytes of all partitions, but for those that have not moved for long."""
         self._shares: set[RoomShare] = set()
         self._turns: dict[asyncio.Future[None], tuple[RoomShare, int]] = {}
-        self._frees = self._frees_seen = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def share(self) -> RoomShare:
@@ -62,7 +61,8 @@ class PullRoom:
         waiter: asyncio.Future[None] = loop.create_future()
         self._turns[waiter] = share, count
         if self._timer is None:
-            self._frees_seen = self._frees
+            for each in self._shares:
+                each.note()
             self._timer = loop.call_later(self._stall_s, self._look)
         return waiter
 
@@ -74,7 +74,6 @@ class PullRoom:
     def free(self, count: int) -> None:
         """Note that `count` bytes are taken no longer."""
         self.taken -= count
-        self._frees += 1
         if self._turns:
             self._serve()
 
@@ -95,30 +94,60 @@ class PullRoom:
                 return
 
     def _look(self) -> None:
-        """Count what is taken no longer, if none of it was freed since the last look."""
+        """Count no longer what each partition had at the last look, if it has freed none of it since."""
         self._timer = None
-        if self._frees == self._frees_seen:
-            self.taken = 0
-            for share in self._shares:
-                share.stands()
-            self._serve()
+        for share in self._shares:
+            self.taken -= share.look()
+        self._serve()
         if self._turns:
-            self._frees_seen = self._frees
             self._timer = asyncio.get_running_loop().call_later(self._stall_s, self._look)
+
+
+class _Taken:
+    """Bytes that one partition takes, and frees in the same order."""
+
+    __slots__ = ("_moved", "_noted", "_standing", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._standing = 0
+        """The oldest of them, which do not count in the room."""
+        self._noted = 0
+        """How many there were at the last look."""
+        self._moved = False
+        """Some were freed since."""
+
+    def free(self, count: int) -> int:
+        """Free the oldest `count` bytes; returns how many of them count in the room."""
+        standing = min(count, self._standing)
+        self.count -= count
+        self._standing -= standing
+        self._moved = True
+        return count - standing
+
+    def note(self) -> None:
+        """Begin the time in which some have to be freed."""
+        self._noted = self.count
+        self._moved = False
+
+    def look(self) -> int:
+        """Have those of the last look stand, if none was freed since; returns how many counted until now."""
+        stands = 0 if self._moved else self._noted - self._standing
+        self._standing += stands
+        self.note()
+        return stands
 
 
 class RoomShare:
     """What one partition has of the room."""
 
-    __slots__ = ("_held", "_message_bytes", "_room", "_standing", "_under_way")
+    __slots__ = ("_message_bytes", "_room", "_under_way", "_unopened")
 
     def __init__(self, room: PullRoom) -> None:
         self._room = room
-        self._held = 0
-        self._standing = 0
-        """Of what is held: it does not count."""
-        self._under_way = 0
-        """Of what is held: for the pull that is under way."""
+        self._unopened = _Taken()
+        self._under_way = _Taken()
+        """For the pull that is under way."""
         self._message_bytes = MESSAGE_BYTES
 
     def take_now(self, messages: int, bytes_max: int) -> bool:
@@ -155,35 +184,38 @@ class RoomShare:
 
     def hold(self, count: int) -> None:
         """Count `count` bytes as taken for the pull that is under way."""
-        self._under_way = count
-        self.put(count)
+        self._under_way.count += count
+        self._room.taken += count
 
     def came(self, count: int = 0, messages: int = 0) -> None:
         """Note that the pull has brought `count` bytes, of `messages`, or has ended without: its room is free."""
         if messages > 0 and count:
             self._message_bytes = -(-count // messages)
-        under_way, self._under_way = self._under_way, 0
-        if under_way:
-            self.opened(under_way)
+        taken = self._under_way
+        if taken.count:
+            self._room.free(taken.free(taken.count))
 
     def put(self, count: int) -> None:
         """Note that `count` bytes were pulled that are not opened."""
-        self._held += count
+        self._unopened.count += count
         self._room.taken += count
 
     def opened(self, count: int) -> None:
         """Note that bytes were opened."""
-        count = min(count, self._held)
-        standing = min(count, self._standing)
-        self._held -= count
-        self._standing -= standing
-        self._room.free(count - standing)
+        taken = self._unopened
+        self._room.free(taken.free(min(count, taken.count)))
 
-    def stands(self) -> None:
-        """Have nothing of what is held count."""
-        self._standing = self._held
+    def note(self) -> None:
+        """Begin the time in which something has to move."""
+        self._under_way.note()
+        self._unopened.note()
+
+    def look(self) -> int:
+        """Have stand what did not move since the last look; returns how many bytes counted in the room until now."""
+        return self._under_way.look() + self._unopened.look()
 
     def leave(self) -> None:
         """End it: what is held is not opened here."""
-        self.opened(self._held)
+        self.came()
+        self.opened(self._unopened.count)
         self._room.leave(self)

@@ -160,7 +160,7 @@ class SubjectSender:
         self.annotate(batch, index, reordered=reordered, timeout_ms=timeout_ms)
         if not index:
             executor.started()
-        elif self.held.is_full(batch, 0):
+        if self.held.is_full(batch, 0):
             executor.roll()
         return BatchFuture(batch, index)
 

@@ -395,8 +395,7 @@ class Sending(ScheduledCancels, Generic[V]):
         index = batch.add(key, value, packed, batch.sent_at_ns)
         if reordered or timeout_ms:
             sender.annotate(batch, index, reordered=reordered, timeout_ms=timeout_ms)
-        if index:
-            self._look(executor, batch)
+        self._look(executor, batch)
         return BatchFuture(batch, index)
 
     def _encoded(self, subject: str, value: Any) -> Any:

@@ -237,17 +237,22 @@ class AckSender:
         if trouble is None or trouble.done():
             return
         try:
-            channel = self._partition.broker.live_channel
-            if channel is None:
+            if not self._begin_request():
                 trouble.set_result(None)
-                return
-            self._under_way = request = self._request()
-            timeout_ms = self._settings.call_timeout_ms
-            calling = channel.begin(request.ack, timeout_ms=timeout_ms, on_answer=self._answered)
-            if self._under_way is request:
-                self._calling = calling
         except Exception as error:  # noqa: BLE001 - the task decides
             _fail(trouble, error)
+
+    def _begin_request(self) -> bool:
+        """Send a request without the task; False: the task has to send it.  The task gets what it raises."""
+        channel = self._partition.broker.live_channel
+        if channel is None:
+            return False
+        self._under_way = request = self._request()
+        timeout_ms = self._settings.call_timeout_ms
+        calling = channel.begin(request.ack, timeout_ms=timeout_ms, on_answer=self._answered)
+        if self._under_way is request:
+            self._calling = calling
+        return True
 
     def _answered(self, calling: Calling) -> None:
         """Take the answer to the request that is under way, or its error."""

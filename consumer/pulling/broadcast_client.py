@@ -55,10 +55,9 @@ class LocalAcks(AckSender):
     def hangs(self, message: Message, why: Failure, running_ms: int) -> None:
         """No broker is told: it is in the log."""
 
-    def _send_now(self) -> None:
-        self._timer = None
-        if self._trouble is not None:
-            self._keep()
+    def _begin_request(self) -> bool:
+        self._keep()
+        return True
 
     async def _send(self) -> bool:
         self._keep()
@@ -66,10 +65,14 @@ class LocalAcks(AckSender):
 
     def _keep(self) -> None:
         request = self._request()
-        for start, end in request.ack.ranges:
-            self._acked.add(start, end)
-        self.handled.confirmed()
-        self._client.acked_locally(self._acked.cursor)
+        try:
+            for start, end in request.ack.ranges:
+                self._acked.add(start, end)
+            self.handled.confirmed()
+            self._client.acked_locally(self._acked.cursor)
+        except BaseException:
+            self._take_back(request)
+            raise
         if request.left_over:
             self._waiters = request.waiters + self._waiters
             self.send_soon()

@@ -409,7 +409,11 @@ class DataPlane:
             for connection, reading in self._readings.items():
                 if connection in self._partings:
                     continue
-                ended = self._why_parted(connection, now_s)
+                try:
+                    ended = self._why_parted(connection, now_s)
+                except Exception:  # one connection's fault leaves the others watched
+                    log.exception("a connection cannot be watched, and is ended")
+                    ended = InternalError(), CloseCode.TRY_AGAIN_LATER
                 if ended is not None:
                     # In a task of its own: its goodbye delays no look at the others.
                     parting = self._part(connection, reading, *ended)
@@ -439,10 +443,13 @@ class DataPlane:
         code: CloseCode,
     ) -> None:
         """Disconnect a client, which is told why if it still reads."""
-        self._note(connection, error)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GOODBYE_S):
-                await connection.refuse(error, code)
+        try:
+            self._note(connection, error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GOODBYE_S):
+                    await connection.refuse(error, code)
+        except Exception:
+            log.exception("a client that is disconnected was not told why")
         connection.transport.abort()
         reading.cancel()
 

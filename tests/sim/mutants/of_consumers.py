@@ -7,6 +7,7 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
+from keylane.consumer import shared_heartbeats
 from keylane.consumer.assignments import Assignments
 from keylane.consumer.client import Consumer
 from keylane.consumer.handling import workers as workers_module
@@ -14,11 +15,13 @@ from keylane.consumer.handling.lanes import Lanes
 from keylane.consumer.handling.stream import Stream
 from keylane.consumer.handling.workers import Workers
 from keylane.consumer.membership import Membership
+from keylane.consumer.pull_room import PullRoom
 from keylane.consumer.pulling import acks as acks_module
 from keylane.consumer.pulling.acks import AckQueue
 from keylane.consumer.pulling.fetch_offsets import FetchOffsets
 from keylane.consumer.pulling.lifetime import Lifetime
 from keylane.consumer.pulling.pull_client import PullClient
+from keylane.protocol.errors import UnreachableError
 from sim.mutants.mutant import Breaks, Patches
 
 
@@ -266,6 +269,28 @@ def awaitables_are_not_awaited(patches: Patches) -> None:
     patches.set(workers_module, "await_result", await_result)
 
 
+def room_of_pulls_is_never_free(patches: Patches) -> None:
+    """What was pulled counts on once it is opened; the room is small, or no run would fill it."""
+
+    def init(self: Any, *_args: Any, **_kwargs: Any) -> None:
+        real(self, 10_000)
+
+    real = patches.set(PullRoom, "__init__", init)
+    patches.set(PullRoom, "free", lambda self, count: None)
+
+
+def lost_heartbeat_renews(patches: Patches) -> None:
+    """A request of several consumers that had no answer counts as one that all of them are renewed."""
+
+    def fail(waiting: Any, error: BaseException) -> None:
+        if isinstance(error, UnreachableError) and not waiting.answer.done():
+            waiting.answer.set_result(None)
+        else:
+            real(waiting, error)
+
+    real = patches.set(shared_heartbeats, "_fail", fail)
+
+
 BREAKS: tuple[Breaks, ...] = (
     deadline_not_checked,
     deadline_from_the_answer,
@@ -290,4 +315,6 @@ BREAKS: tuple[Breaks, ...] = (
     retries_hold_their_workers,
     retries_hold_no_lane,
     awaitables_are_not_awaited,
+    room_of_pulls_is_never_free,
+    lost_heartbeat_renews,
 )

@@ -151,6 +151,70 @@ async def test_room_that_moves_is_waited_for():
     await turn
 
 
+async def trickle(share: RoomShare, *, until: asyncio.Task[None], limit_s: float = 5.0) -> None:
+    """Pull one small message after another at the end of a partition, and open each, until a wait is over."""
+    async with asyncio.timeout(limit_s):
+        while not until.done():
+            await asyncio.sleep(0.005)
+            assert share.take_now(0, ROOM)
+            share.came(1, 1)
+            share.put(1)
+            share.opened(1)
+
+
+async def test_room_that_does_not_move_delays_others_no_longer_when_a_third_partition_moves():
+    """A trickle on one partition is no reason to wait for what another one, which is paused, has."""
+    room, (paused, waits, trickles) = room_of(stall_s=0.1)
+    paused.put(ROOM)
+    turn = await waiting(waits, 50)
+    await trickle(trickles, until=turn)
+    assert room.taken == 50
+    paused.opened(ROOM)
+    assert room.taken == 50
+
+
+async def test_pull_without_an_answer_delays_others_no_longer_when_its_partition_opens_what_it_has():
+    room, (silent, waits, _) = room_of(stall_s=0.1)
+    silent.put(20)
+    assert silent.take_now(MANY, ROOM - 20)
+    turn = await waiting(waits, 50)
+    for _ in range(20):
+        await asyncio.sleep(0.02)
+        silent.opened(1)
+    await asyncio.wait_for(turn, 5)
+    assert room.taken == 50
+    silent.came()
+    assert room.taken == 50
+
+
+async def test_what_a_partition_does_not_open_delays_others_no_longer_when_it_pulls_a_trickle():
+    """What it pulls does not have the rest of what it has count again."""
+    room, (slow, waits, _) = room_of(stall_s=0.1)
+    slow.put(ROOM)
+    turn = await waiting(waits, 50)
+    async with asyncio.timeout(5):
+        while not turn.done():
+            await asyncio.sleep(0.005)
+            assert slow.take_now(0, ROOM)
+            slow.came(1, 1)
+    slow.hold(10)
+    slow.came(10, 1)
+    assert room.taken == 50
+
+
+async def test_room_that_was_just_taken_is_waited_for():
+    """It has the whole time to move, also if it is taken right before the next look."""
+    room, (first, second, third) = room_of(stall_s=0.2)
+    first.put(ROOM)
+    turn = await waiting(second, ROOM)
+    await asyncio.sleep(0.15)
+    third.put(ROOM)
+    await asyncio.sleep(0.1)
+    assert not turn.done()
+    assert room.taken == ROOM
+    await turn
+
+
 async def test_partition_that_ends_leaves_its_room():
     room, (first, second, _) = room_of()
     first.take_now(MANY, 40)
@@ -165,9 +229,9 @@ async def test_partition_that_ends_leaves_its_room():
 class StoringOwner(NotingOwner):
     """Opens batches when it is told to."""
 
-    def __init__(self, room_bytes: int) -> None:
+    def __init__(self, room_bytes: int, *, stall_s: float = 60) -> None:
         super().__init__()
-        self.room = PullRoom(room_bytes, stall_s=60)
+        self.room = PullRoom(room_bytes, stall_s=stall_s)
         self.batches: list[Any] = []
 
     def hand_out_batch(self, batch: Any) -> None:
@@ -176,6 +240,11 @@ class StoringOwner(NotingOwner):
     def open(self) -> None:
         """Open the oldest batch, as a worker does that has nothing else."""
         self.messages += self.batches.pop(0).messages()
+
+
+def offsets_of(client: PullClient, owner: NotingOwner) -> list[int]:
+    """Of the messages that came by this client."""
+    return [message.offset for message in owner.messages if message.delivery is client]
 
 
 async def test_clients_pull_in_turn_when_their_room_is_full():
@@ -198,8 +267,51 @@ async def test_clients_pull_in_turn_when_their_room_is_full():
             assert owner.room.taken <= 2 * size
         await eventually(lambda: all(len(broker.asked(Pull)) >= 5 for broker in brokers))
         for client in (first, second):
-            ours = [message.offset for message in owner.messages if message.delivery is client]
-            assert ours == list(range(8))
+            assert offsets_of(client, owner) == list(range(8))
+    assert owner.room.taken == 0
+
+
+class TricklingBroker(ScriptedBroker):
+    """Gets a batch every few milliseconds, once a pull has come to its end."""
+
+    async def call(self, request, payload=b"", *, wait_ms=0):
+        if isinstance(request, Pull) and request.offset >= self.end:
+            await asyncio.sleep(0.005)
+            self.end += 2
+        return await super().call(request, payload, wait_ms=wait_ms)
+
+
+class PausingOwner(StoringOwner):
+    """Opens every batch at once, but for those of a partition that is paused."""
+
+    def __init__(self, room_bytes: int) -> None:
+        super().__init__(room_bytes, stall_s=0.1)
+        self.paused: PullClient | None = None
+
+    def hand_out_batch(self, batch: Any) -> None:
+        super().hand_out_batch(batch)
+        if batch.client is not self.paused:
+            self.batches.remove(batch)
+            opened = batch.messages()
+            self.messages += opened
+            batch.client.done_all(opened)
+
+
+async def test_client_is_served_when_another_is_paused_and_a_third_has_a_trickle():
+    """What the paused one has fills the room; the trickle goes on all the time."""
+    size = len(stored(0))
+    owner, settings = PausingOwner(2 * size), ConsumerSettings(pull_bytes=size, backoff=FAST)
+    trickling = TricklingBroker(batches=0)
+    async with opened(PullClient, ScriptedBroker(batches=20), owner, settings) as paused:
+        owner.paused = paused
+        await eventually(lambda: len(owner.batches) >= 2)
+        async with (
+            opened(PullClient, trickling, owner, settings) as third,
+            opened(PullClient, ScriptedBroker(batches=4), owner, settings) as waits,
+        ):
+            await eventually(lambda: offsets_of(waits, owner) == list(range(8)), seconds=20)
+            assert third.waiting_for == "messages"
+            assert len(offsets_of(third, owner)) > 20
     assert owner.room.taken == 0
 
 

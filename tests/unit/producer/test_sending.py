@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
+from typing import Any
 
 import pytest
 
 from keylane.producer import Producer, ProducerSettings
 from keylane.protocol.batch import BYTES_PER_MESSAGE
-from support.scripted_network import ScriptedNetwork, producer_on
+from keylane.protocol.routing import OrderStrategy
+from support.scripted_network import ScriptedNetwork, producer_on, route_over
 
 
 async def test_send_refuses_a_third_argument_without_a_name():
@@ -73,12 +75,73 @@ async def test_full_batch_is_sent_when_send_fills_it():
     assert network.stored[1][1:] == [b"%d" % number for number in range(7)]
 
 
-async def test_batch_of_one_message_holds_no_other():
+class Plain:
+    """A codec that changes nothing."""
+
+    name = "plain"
+
+    @staticmethod
+    def encode(value: bytes) -> bytes:
+        return value
+
+    @staticmethod
+    def decode(data: bytes) -> bytes:
+        return data
+
+
+BY_DEFAULT = {"delivery_timeout_ms": 60_000}
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}, {}),
+    "tags": ({"tags": ("t",)}, {}, {}),
+    "properties": ({"properties": {"a": "b"}}, {}, {}),
+    "time-out": ({"timeout_ms": 60_000}, {}, {}),
+    "time-out of all": ({}, {}, BY_DEFAULT),
+    "codec": ({}, {"codec": Plain()}, {}),
+    "partitioner": ({}, {"partitioner": lambda _key: 3}, {}),
+}
+"""Options of a send, of its producer, and of the producer's settings."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("every", [1, 2], ids=["all", "every second"])
+async def test_batch_of_one_message_holds_no_other(way, every):
+    """Whichever way a message takes into it, and whichever the next one takes."""
+    options, more, set_to = WAYS[way]
+    settings = ProducerSettings(batch_count=1, **set_to)
     network = ScriptedNetwork()
+    async with producer_on(network, settings=settings, **more) as producer:
+        await _stored(producer)
+        sent = [
+            producer.send("s", b"%d" % number, key=b"k", **({} if number % every else options))
+            for number in range(4)
+        ]
+        assert [len(future._batch) for future in sent] == [1] * 4
+        assert len({id(future._batch) for future in sent}) == 4
+        await asyncio.gather(*sent)
+    assert network.stored[1][1:] == [b"%d" % number for number in range(4)]
+
+
+async def test_batch_of_one_message_holds_no_other_when_messages_choose_their_queue():
+    """Nor one that is sent in the next moment without a queue."""
+    network = ScriptedNetwork()
+    network.route = route_over(
+        {1: (0, 1024)}, version=1, strategy=OrderStrategy.STRICT, static=True
+    )
     async with producer_on(network, settings=ProducerSettings(batch_count=1)) as producer:
         await _stored(producer)
-        sent = [producer.send("s", b"", key=b"k") for _ in range(3)]
-        assert len({id(future._batch) for future in sent}) == 3
+        queues = [{"queue": 0}, {}, {"queue": 0}, {"queue": 0}, {}]
+        sent = [producer.send("s", b"v", key=b"k", **queue) for queue in queues]
+        assert [len(future._batch) for future in sent] == [1] * 5
+        await asyncio.gather(*sent)
+
+
+async def test_full_batch_of_messages_with_tags_is_sent_when_send_fills_it():
+    """As one of plain messages: also the first message may fill it, by its size."""
+    settings = ProducerSettings(batch_bytes=1_000, linger_ms=10_000)
+    async with producer_on(ScriptedNetwork(), settings=settings) as producer:
+        await _stored(producer)
+        sent = [producer.send("s", bytes(2_000), key=b"k", tags=("t",)) for _ in range(3)]
+        assert [future._batch.sends for future in sent] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("tags", [(), ("t",)])

@@ -23,6 +23,7 @@ from keylane.protocol.frames import (
 )
 from keylane.rpc.answer_room import AnswerRoom, take_room
 from keylane.rpc.plane import data_plane
+from keylane.rpc.plane.connection import PlaneConnection
 from keylane.rpc.server import Server
 from keylane.rpc.websocket import socket as websocket
 from keylane.rpc.websocket.framing import Opcode, encode_head
@@ -122,6 +123,46 @@ async def test_client_that_never_comes_back_is_cut_off(session, caplog, monkeypa
     async with asyncio.timeout(30):
         while server.connections:
             await asyncio.sleep(0.01)
+    transport.resume_reading()
+    await server.stop()
+
+
+async def test_connections_are_watched_on_when_one_cannot_be(session, network, caplog, monkeypatch):
+    """The one ends, the log says why, once, and a stuck client is told and let go all the same."""
+    monkeypatch.setattr(data_plane, "GOODBYE_S", 0.2)
+    broken: list[PlaneConnection] = []
+    waiting_s = PlaneConnection.waiting_s
+
+    def looked_at(connection: PlaneConnection, now_s: float) -> float:
+        if connection in broken:
+            raise LookupError("no such transport")
+        return waiting_s(connection, now_s)
+
+    monkeypatch.setattr(PlaneConnection, "waiting_s", looked_at)
+    server = await serving(Shop(), stuck_s=0.4)
+    channel = await network.open_channel(server.address, timeout_ms=5_000)
+    await channel.call(Append(1), timeout_ms=10_000)
+    assert server._plane is not None
+    broken += server._plane._connections
+    assert len(broken) == 1
+    _, transport = await stuck_client(session, server, reads=100)
+    await until(lambda: not server.connections)
+    assert caplog.text.count("cannot be watched") == 1
+    assert "has taken no answer" in caplog.text
+    transport.resume_reading()
+    await channel.close()
+    await server.stop()
+
+
+async def test_client_is_cut_off_when_it_cannot_be_told_why(session, caplog, monkeypatch):
+    async def refuse(_self: object, _error: object, _code: object) -> None:
+        raise LookupError("no goodbye")
+
+    monkeypatch.setattr(PlaneConnection, "refuse", refuse)
+    server = await serving(Shop(), stuck_s=0.4)
+    _, transport = await stuck_client(session, server, reads=100)
+    await until(lambda: not server.connections)
+    assert "no goodbye" in caplog.text
     transport.resume_reading()
     await server.stop()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -93,3 +94,33 @@ async def test_removed_messages_are_skipped_counted_and_leave_no_gap(caplog):
         assert client.missed == 2
     assert (acked.cursor, acked.ranges) == (4, [])
     assert "2 messages were removed before a broadcast consumer of s got them" in caplog.text
+
+
+async def test_consumer_fails_when_acks_cannot_be_kept():
+    """The error is its own, not one of the event loop; the acks are kept if that is possible at the hand-over."""
+
+    class Failing(AckedOffsets):
+        fails = True
+
+        def add(self, start: int, end: int) -> None:
+            if self.fails:
+                raise MemoryError("no")
+            super().add(start, end)
+
+    in_loop: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, told: in_loop.append(told))
+    acked = Failing()
+    async with reading(ReadOnlyBroker(end=2), acked) as (client, owner):
+        errors: list[BaseException] = []
+        owner.fail = errors.append
+        await eventually(lambda: offsets(owner) == [0, 1])
+        client.done(0)
+        kept = asyncio.create_task(client.acked())
+        await eventually(lambda: errors)
+        client.forget(1)
+        assert [type(error) for error in errors] == [MemoryError]
+        assert not kept.done()
+        acked.fails = False
+    assert await kept
+    assert acked.cursor == 1
+    assert in_loop == []
