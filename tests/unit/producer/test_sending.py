@@ -75,7 +75,7 @@ async def test_full_batch_is_sent_when_send_fills_it():
     assert network.stored[1][1:] == [b"%d" % number for number in range(7)]
 
 
-class Plain:
+class SameBytes:
     """A codec that changes nothing."""
 
     name = "plain"
@@ -96,7 +96,7 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "properties": ({"properties": {"a": "b"}}, {}, {}),
     "time-out": ({"timeout_ms": 60_000}, {}, {}),
     "time-out of all": ({}, {}, BY_DEFAULT),
-    "codec": ({}, {"codec": Plain()}, {}),
+    "codec": ({}, {"codec": SameBytes()}, {}),
     "partitioner": ({}, {"partitioner": lambda _key: 3}, {}),
 }
 """Options of a send, of its producer, and of the producer's settings."""

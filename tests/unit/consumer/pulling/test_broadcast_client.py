@@ -99,17 +99,17 @@ async def test_removed_messages_are_skipped_counted_and_leave_no_gap(caplog):
 async def test_consumer_fails_when_acks_cannot_be_kept():
     """The error is its own, not one of the event loop; the acks are kept if that is possible at the hand-over."""
 
-    class Failing(AckedOffsets):
-        fails = True
+    class FullOffsets(AckedOffsets):
+        is_full = True
 
         def add(self, start: int, end: int) -> None:
-            if self.fails:
+            if self.is_full:
                 raise MemoryError("no")
             super().add(start, end)
 
     in_loop: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, told: in_loop.append(told))
-    acked = Failing()
+    acked = FullOffsets()
     async with reading(ReadOnlyBroker(end=2), acked) as (client, owner):
         errors: list[BaseException] = []
         owner.fail = errors.append
@@ -120,7 +120,7 @@ async def test_consumer_fails_when_acks_cannot_be_kept():
         client.forget(1)
         assert [type(error) for error in errors] == [MemoryError]
         assert not kept.done()
-        acked.fails = False
+        acked.is_full = False
     assert await kept
     assert acked.cursor == 1
     assert in_loop == []
