@@ -127,10 +127,8 @@ class MetaClient:
         return self._addresses[0]
 
     def put_last(self, address: str) -> None:
-        """Ask the metaserver at `address` last from now on: it has not answered another client."""
-        if address in self._addresses:
-            self._addresses.remove(address)
-            self._addresses.append(address)
+        """Ask the metaserver at `address` last from now on: it has not answered."""
+        self._addresses.sort(key=lambda known: known == address)  # the others keep their order
 
     @property
     def address_count(self) -> int:
@@ -167,8 +165,7 @@ class MetaClient:
                     await self._check_program(address)
                 raise
             except (NotSentError, OutcomeUnknownError, ForeignServerError, StorageError) as error:
-                if self.first == address:
-                    self.put_last(address)
+                self.put_last(address)
                 again = endpoint.repeatable or isinstance(error, NotSentError)
                 if not again:
                     raise

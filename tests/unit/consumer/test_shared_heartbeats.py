@@ -340,19 +340,19 @@ async def test_consumers_of_another_ttl_or_token_do_not_share(monkeypatch: pytes
     monkeypatch.delenv("KEYLANE_TOKEN_FILE", raising=False)
     clock, addresses = ManualClock(), ("meta-0",)
     opened: list[Connections] = []
-    found: list[SharedHeartbeats] = []
+    used: list[SharedHeartbeats] = []
     for token, ttl_ms in ((TOKENS[0], 30_000), (TOKENS[0], 1_000), (TOKENS[1], 30_000)):
         monkeypatch.setenv("KEYLANE_TOKEN", token)
         connections = Connections(None, timeout_ms=5_000)
         connections.open()
         opened.append(connections)
-        found.append(heartbeats_for(token, connections, addresses, clock, ttl_ms=ttl_ms))
-    assert len(set(map(id, found))) == 3
+        used.append(heartbeats_for(token, connections, addresses, clock, ttl_ms=ttl_ms))
+    assert len(set(map(id, used))) == 3
     monkeypatch.setenv("KEYLANE_TOKEN", TOKENS[0])
     again = Connections(None, timeout_ms=5_000)
     again.open()
     opened.append(again)
-    assert heartbeats_for("again", again, addresses, clock, ttl_ms=30_000) is found[0]
+    assert heartbeats_for("again", again, addresses, clock, ttl_ms=30_000) is used[0]
     for connections in opened:
         await connections.close()
 
