@@ -83,11 +83,11 @@ async def test_codec_encodes_a_message_once_when_the_queue_is_full():
     async with producer_on(network, settings, codec=codec) as producer:
         await producer.send("s", "x")
         network.lost.add(1)
-        full = [producer.send("s", letter * 600_000) for letter in "abc"]
+        full = [producer.send("s", letter * 600_000) for letter in "ab"]
         over = producer.send("s", "over")
         with pytest.raises(QueueFullError):
             producer.send("s", "refused")
-        assert codec.calls == 5
+        assert codec.calls == 4
         network.lost.clear()
         await over
         assert all(future.done() for future in full)
