@@ -82,6 +82,7 @@ class World:
 
     broker_kind: type[BrokerHost] = BrokerHost
     meta_settings: MetaserverSettings = META_SETTINGS
+    may_have_company = True
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -276,7 +277,8 @@ class World:
             preloaded=self.preloaded,
             poison=set() if group == SHARED else self.poison,
         )
-        host.has_company = has_company(self.seed) and not self.swarm.habits
+        company = self.may_have_company and has_company(self.seed)
+        host.has_company = company and not self.swarm.habits
         self.consumers.append(host)
         return host
 
