@@ -279,7 +279,8 @@ class _Lines:
                 await asyncio.wait([reader, settler], return_when=asyncio.FIRST_COMPLETED)
                 if settler.done():  # it failed, as when standard output is closed
                     reader.cancel()
-                await settler
+                await asyncio.wait([settler])  # a signal ends this wait, and not the settler
+                settler.result()
         except asyncio.CancelledError:
             await self._abort(reader, settler)
             show_error(self._unfinished("interrupted", ranges), form)

@@ -29,7 +29,7 @@ from keylane.testing.machines.loop import Process, SimLoop, StuckError
 from keylane.testing.machines.machine import Machine
 from keylane.testing.machines.network import Internet, SimNetwork
 from sim.actors.clients import SUBJECT, ProducerHost
-from sim.actors.consumers import ConsumerHost
+from sim.actors.consumers import BESIDE, ConsumerHost
 from sim.actors.creating import SECOND, Creator, is_creating
 from sim.actors.hosts import META_SETTINGS, BrokerHost, Host, MetaHost
 from sim.actors.losing import Loser, for_losses, is_losing
@@ -124,6 +124,8 @@ class World:
         groups = [f"group{index}" for index in range(self.swarm.groups)]
         if "share" in self.swarm.habits:
             groups.append(SHARED)
+        if any(consumer.has_company for consumer in self.consumers):
+            groups.append(BESIDE)
         self.service = Service(self.brokers, groups, ttl_ms=self.swarm.ttl_ms)
         self.idleness = Idleness()
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from keylane.protocol.routing import Route
 from support.cluster import Cluster
@@ -133,3 +136,35 @@ async def test_reordered_messages_are_counted_when_a_broker_is_away(cluster: Clu
     assert (status, "declared as reordered" in errors) == (0, True)
     assert out.startswith("40 messages stored, ")
     assert " of them reordered; partitions: " in out
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+async def test_lines_that_wait_for_a_broker_are_named_when_the_command_is_interrupted(
+    cluster: Cluster, tmp_path: Path, stop: signal.Signals
+):
+    """The input has ended before; the lines that are named, sent once more, complete it."""
+    route = await cluster.create("waiting", partitions=2)
+    away, here = cluster.brokers
+    near = [each for each in route.partitions if each.address == here.address]
+    file = tmp_path / "input"
+    file.write_text("".join(f"k{number}=v{number}\n" for number in range(1, 41)))
+    away.kill()
+    command = ["produce", "waiting", "--key-separator", "=", "--file", str(file), "-o", "json"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-m", "keylane.cli", *command, "--meta", cluster.meta,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(TIMEOUT_S):
+        while not any((await cluster.log(replace(route, partitions=near))).values()):
+            await asyncio.sleep(0.1)
+        process.send_signal(stop)
+        _, errors = await process.communicate()
+    told = json.loads(errors)["details"]
+    assert 0 < told["stored"] < 40
+
+    away.restart()
+    status, _, again = await keylane(cluster, *command, "--lines", told["lines"])
+    assert (status, again) == (0, "")
+    sent = {b"k%d" % number: [b"v%d" % number] for number in range(1, 41)}
+    assert await values_by_key(cluster, route) == sent
