@@ -8,8 +8,8 @@ processor's cache before they are opened.
 Invariants
     A partition that is at its end waits for nothing: room is for bytes that a broker has ready.
     Partitions get room in the order in which they asked.
-    What holds room and does not move, as a paused partition or a broker that does not answer, delays others for
-    `STALL_S` at most, however much of other partitions moves meanwhile.
+    What holds room and does not move, as a paused partition or a broker that does not answer, delays others for less
+    than twice `STALL_S`, however much of other partitions moves meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import asyncio
 
 ROOM_BYTES = 4 << 20
 STALL_S = 0.5
-"""What a partition has taken counts no longer, if none of it was freed for so long."""
+"""Between two looks: what a partition had at one counts no longer after the next, if it has freed none of it."""
 MESSAGE_BYTES = 1 << 10
 """What a message has, until a pull has shown it."""
 

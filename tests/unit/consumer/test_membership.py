@@ -60,10 +60,9 @@ class Holder(QuietHolder):
         self.grants.append((grants.version, deadline_ms))
 
 
-async def granted(meta: VersionedMeta, clock: ManualClock) -> list[tuple[int, int]]:
-    """(version, deadline) of each answer that counts in a session with this metaserver."""
-    holder = Holder()
-    membership = Membership(
+def membership_with(meta: Any, clock: ManualClock) -> Membership:
+    """A membership, not started, with this metaserver and a ttl of a second."""
+    return Membership(
         subject="s",
         group="g",
         client="c",
@@ -73,6 +72,12 @@ async def granted(meta: VersionedMeta, clock: ManualClock) -> list[tuple[int, in
         rng=random.Random(1),
         identity=random.Random(2).getrandbits,
     )
+
+
+async def granted(meta: VersionedMeta, clock: ManualClock) -> list[tuple[int, int]]:
+    """(version, deadline) of each answer that counts in a session with this metaserver."""
+    holder = Holder()
+    membership = membership_with(meta, clock)
     await membership.start(holder)
     await eventually(lambda: not meta.versions)
     await asyncio.sleep(0.01)
@@ -217,16 +222,7 @@ async def first_heartbeat(
 ) -> tuple[list[tuple[int, int]], int, int]:
     """What a session is granted until its first heartbeat, and the version and the wait of that."""
     holder = Holder()
-    membership = Membership(
-        subject="s",
-        group="g",
-        client="c",
-        meta=meta,
-        settings=ConsumerSettings(ttl_ms=1_000),
-        clock=clock,
-        rng=random.Random(1),
-        identity=random.Random(2).getrandbits,
-    )
+    membership = membership_with(meta, clock)
     while True:
         try:
             await membership.start(holder)
