@@ -49,6 +49,7 @@ from ..protocol.limits import (
     ACK_RANGES_MAX,
     IN_FLIGHT_MS_MAX,
     IN_FLIGHT_PER_SESSION_MAX,
+    PULL_ANSWERS_MAX,
     PULL_BYTES_MAX,
     PULL_WAIT_MS_MAX,
     TAG_BYTES_MAX,
@@ -211,6 +212,7 @@ class BrokerService:
         wanted = _wanted_tags(request)
         partition, group, bytes_max, waits = self.check_pull(request)
         if waits:
+            self.hold(group, request.wait_ms)
             await self._waiting.wait(partition.partition_id, request.wait_ms)
             partition, group = self.owned(request)
         answer, data = await self._batches(
@@ -232,12 +234,18 @@ class BrokerService:
         partition, group = self.owned(request)
         if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
             raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
+        if not 1 <= request.answers_max <= PULL_ANSWERS_MAX:
+            raise InvalidRequestError(f"cannot give {request.answers_max} answers")
         bytes_max = self.check_read(partition, request)
         # Also what was pulled before a restart of this broker.
         group.suspects.pulled(request.offset)
         drained = partition.ended and request.offset == partition.next_offset
         waits = request.wait_ms > 0 and request.offset == partition.readable_offset and not drained
         return partition, group, bytes_max, waits
+
+    def hold(self, group: Group, wait_ms: int) -> None:
+        """Renew the pull lock of an owner whose pull waits."""
+        renew(group.lock, now_ms=self._clock.boot_ms() + wait_ms)
 
     @staticmethod
     def check_read(partition: HostedPartition, request: Pull) -> int:
@@ -252,11 +260,14 @@ class BrokerService:
         self._note_handed(partition, upto - request.offset, data)
 
     @staticmethod
-    def batches(partition: HostedPartition, upto: int, parked_version: int) -> Batches:
-        """The answer to a pull or a read that got what is stored up to `upto`."""
+    def batches(
+        partition: HostedPartition, upto: int, parked_version: int, *, more: bool = False
+    ) -> Batches:
+        """The answer to a pull or a read that got what is stored up to `upto`; `more`: another one follows."""
         return Batches(
-            partition.first_offset, partition.readable_offset, upto, partition.ended, parked_version
-        )
+            partition.first_offset, partition.readable_offset, upto, partition.ended, parked_version,
+            more=more,
+        )  # fmt: skip
 
     async def _of_tags(
         self,

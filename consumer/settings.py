@@ -67,7 +67,7 @@ class ConsumerSettings:
         max_wait_ms: 0 to 60_000, default 0; milliseconds for which a message may wait until a batch handler gets it
             with `max_records` of its partition; 0: a free worker takes what is there.
         pull_bytes: 1 to 2_097_152, default 1_048_576; bytes of the batches that one pull may bring.
-        pull_wait_ms: 0 to 30_000, default 5_000; milliseconds for which a broker that has nothing new may wait
+        pull_wait_ms: 0 to 30_000, default 30_000; milliseconds for which a broker that has nothing new may wait
             before it answers a pull.
         buffer_messages: 1 to 1_000_000, default 20_000; messages of one partition that are pulled and not yet
             handled, at most.  Pulling also pauses while the handled messages leave more gaps than a cursor
@@ -129,7 +129,7 @@ class ConsumerSettings:
     max_records: int = 500
     max_wait_ms: int = 0
     pull_bytes: int = 1 << 20
-    pull_wait_ms: int = 5_000
+    pull_wait_ms: int = 30_000
     buffer_messages: int = 20_000
     in_flight_messages: int = 200
     in_flight_ms: int = 60_000

@@ -70,6 +70,8 @@ class Pull(Frame, frozen=True, array_like=True, tag=3):
     """How long the broker may wait for messages before it answers without any."""
     tags: tuple[str, ...] = ()
     """The broker may leave out batches that have no message with one of these; (): it leaves none out."""
+    answers_max: int = 1
+    """The answers that it may have, each but the last with `Batches.more`; `bytes_max` and `wait_ms` are of all together."""
 
 
 class Ack(Frame, frozen=True, array_like=True, tag=4):
@@ -323,6 +325,8 @@ class Batches(Frame, frozen=True, array_like=True, tag=67):
     parked_version: int = 0
     left_out: tuple[tuple[int, int], ...] = ()
     """Ranges `[start, end)` below `upto` that are not in the payload: none of their messages has a wanted tag."""
+    more: bool = False
+    """Another answer to the same request follows, from `upto` on."""
 
 
 class Acked(Frame, frozen=True, array_like=True, tag=68):

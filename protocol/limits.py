@@ -30,6 +30,10 @@ FRAME_BYTES_MAX = 4 << 20
 
 PULL_BYTES_MAX = 2 << 20
 PULL_WAIT_MS_MAX = 30_000
+PULL_ANSWERS_MAX = 32
+"""Answers that one pull may have."""
+PART_BYTES_MAX = 4 << 10
+"""A larger answer ends its pull."""
 
 TTL_MS_MIN = 1_000
 """A shorter ttl would count a busy interpreter, whose heartbeats are late, as dead."""

@@ -16,7 +16,7 @@ from ..protocol.frames import (
     frame_parts,
     refusal_error,
 )
-from .network import Call, Calling, OnAnswer
+from .network import Call, Calling, OnAnswer, OnPart
 from .websocket.socket import DataSocket
 
 WAIT_MS_MAX = 60_000
@@ -73,9 +73,10 @@ class WebSocketChannel:
         *,
         timeout_ms: int,
         on_answer: OnAnswer | None = None,
+        on_part: OnPart | None = None,
     ) -> Calling:
         """See `network.Channel.begin`."""
-        call = Call(self._loop.create_future(), on_answer, type(request), timeout_ms)
+        call = Call(self._loop.create_future(), on_answer, type(request), timeout_ms, on_part)
         if self._broken is not None:
             text = f"the connection to {self._address} is closed: {self._broken}"
             call.failed(NotSentError(text))
@@ -133,9 +134,9 @@ class WebSocketChannel:
         elif isinstance(answer, Throttled):
             self._give_time(answer)
             return True
-        call = self._waiting.pop(correlation_id, None)
-        if call is not None:
-            del self._ends[correlation_id]
+        call = self._waiting.get(correlation_id)
+        if call is not None and not call.takes_part(answer, payload):
+            del self._waiting[correlation_id], self._ends[correlation_id]
             if isinstance(answer, Refused):
                 call.failed(refusal_error(answer))
             else:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 from ..protocol.errors import KeylaneError
-from ..protocol.frames import Answer, Request
+from ..protocol.frames import Answer, Batches, Request
 
 T = TypeVar("T")
 Calling = asyncio.Future[tuple[Answer, memoryview]]
 """A call under way, of its answer and the answer's payload."""
 OnAnswer = Callable[[Calling], object]
+OnPart = Callable[[Answer, memoryview], object]
 """See `Channel.begin`."""
 
 
@@ -21,18 +22,37 @@ def is_answered(call: Calling) -> bool:
     return call.done() and not call.cancelled() and call.exception() is None
 
 
+def is_part(answer: Answer) -> bool:
+    """True if another answer to the same request follows."""
+    return type(answer) is Batches and answer.more
+
+
 class Call:
     """A call under way at the client: its caller waits for `future`, and its channel ends it."""
 
-    __slots__ = ("future", "kind", "on_answer", "timeout_ms")
+    __slots__ = ("future", "kind", "on_answer", "on_part", "timeout_ms")
 
     def __init__(
-        self, future: Calling, on_answer: OnAnswer | None, kind: type[Request], timeout_ms: int
+        self,
+        future: Calling,
+        on_answer: OnAnswer | None,
+        kind: type[Request],
+        timeout_ms: int,
+        on_part: OnPart | None = None,
     ) -> None:
         self.future = future
         self.on_answer = on_answer
+        self.on_part = on_part
         self.kind = kind
         self.timeout_ms = timeout_ms
+
+    def takes_part(self, answer: Answer, payload: memoryview) -> bool:
+        """Give one of several answers to who waits for them; False: it is the last one."""
+        if not is_part(answer) or self.on_part is None:
+            return False
+        if not self.future.done():
+            self.on_part(answer, payload)
+        return True
 
     def answered(self, result: tuple[Answer, memoryview]) -> None:
         """Give the answer to who waits for it."""
@@ -75,6 +95,7 @@ class Channel(Protocol):
         *,
         timeout_ms: int,
         on_answer: OnAnswer | None = None,
+        on_part: OnPart | None = None,
     ) -> Calling:
         """
         As `call`, sent before this returns; the future is of the answer, or of an error of `call`.
@@ -85,6 +106,8 @@ class Channel(Protocol):
             on_answer: called with the future where the answer arrives, or the error: before this returns, if the
                 request was not sent, else in the turn of the event loop in which the bytes came.  Callbacks of the
                 future itself are called a turn later.  Not called for a future that was cancelled.  It must not raise.
+            on_part: called likewise with each answer that is followed by another one, which the request must have asked
+                for; `timeout_ms` is of all together.
         """
         ...
 

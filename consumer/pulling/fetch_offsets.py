@@ -5,13 +5,14 @@
                                  ╰─▶ skip_removed ─▶ the first message that is still stored
 
 Invariants
-    `next_offset` only rises.  No message is handed out twice, or after it was acked; messages that retention removed
+    `next_offset` only rises, and passes no message by.  No message is handed out twice, or after it was acked; messages that retention removed
     are counted.
     A partition is drained only if it is sealed.
 """
 
 from __future__ import annotations
 
+from ...protocol.errors import OutcomeUnknownError
 from ...protocol.message import Message
 from ...protocol.offsets import AckedOffsets, Range
 from ...protocol.record import Header
@@ -54,7 +55,8 @@ class FetchOffsets:
         self.next_offset = self.cursor = cursor
 
     def unseen(self, messages: list[Message], header: Header) -> list[Message]:
-        """The messages of a batch that were neither pulled before nor acked; the next pull begins behind the batch."""
+        """As `unseen_ranges`, of the messages themselves."""
+        self._check_follows(header)
         if header.base_offset < self.next_offset:
             messages = messages[self.next_offset - header.base_offset :]
         if self._acked.range_count or self._acked.cursor > self.next_offset:
@@ -63,8 +65,20 @@ class FetchOffsets:
         return messages
 
     def unseen_ranges(self, header: Header) -> list[Range]:
-        """The offsets of a batch that were neither pulled before nor acked; the next pull begins behind the batch."""
+        """
+        The offsets of a batch that were neither pulled before nor acked; the next pull begins behind the batch.
+
+        Raises:
+            OutcomeUnknownError: messages before the batch did not come.
+        """
+        self._check_follows(header)
         return self.pass_over(header.base_offset, header.next_offset)
+
+    def _check_follows(self, header: Header) -> None:
+        if header.base_offset > self.next_offset:
+            raise OutcomeUnknownError(
+                f"the broker has left out messages [{self.next_offset}, {header.base_offset}) of an answer"
+            )
 
     def pass_over(self, start: int, end: int) -> list[Range]:
         """As `unseen_ranges`, of the offsets `[start, end)`."""

@@ -1,8 +1,11 @@
 """Pulls of a partition one after another, each sent where the answer of the one before arrives, without a task.
 
-    task ─▶ PULL ─▶ answer: plain? ─ yes ─▶ handed out ─▶ PULL ─▶ …
+    task ─▶ PULL ─▶ answer: plain? ─ yes ─▶ handed out ─▶ another comes, else PULL ─▶ …
       ▲                        │               │ held, full, moved
       ╰──── no, or an error ───┴───────────────╯
+
+A broker gives several answers to one pull while they are small.  The first that is not handed out here ends that: what
+comes behind it is left, and pulled again.
 
 The task of the partition waits meanwhile: it looks at every answer that needs a wait, and at every error.  So a message is
 with a worker a turn of the event loop after its bytes, and the next pull travels while its handler runs.
@@ -93,7 +96,22 @@ class PullChain:
 
     def _send(self, channel: Channel, request: Pull) -> None:
         timeout_ms = self._timeout_ms + request.wait_ms
-        self._calling = channel.begin(request, timeout_ms=timeout_ms, on_answer=self._answered)
+        self._calling = channel.begin(
+            request, timeout_ms=timeout_ms, on_answer=self._answered, on_part=self._came
+        )
+
+    def _came(self, answer: Answer, payload: memoryview) -> None:
+        """Take an answer that another one follows."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        try:
+            if not self._client.take_at_once(answer, payload):
+                waiter.set_result((answer, payload))
+            elif not self._may_go_on():
+                waiter.set_result(None)
+        except Exception as error:  # noqa: BLE001 - the task decides
+            _fail(waiter, error)
 
     def _answered(self, calling: Calling) -> None:
         waiter, channel = self._waiter, self._channel
@@ -101,13 +119,19 @@ class PullChain:
             return
         try:
             answer, payload = calling.result()
-            client = self._client
-            if not client.take_at_once(answer, payload):
+            if not self._client.take_at_once(answer, payload):
                 waiter.set_result((answer, payload))
-            elif client.broker is self._broker and not channel.closed and client.may_pull():
-                self._send(channel, client.pull_request())
+            elif self._may_go_on() and not channel.closed:
+                self._send(channel, self._client.pull_request())
             else:
                 waiter.set_result(None)
         except Exception as error:  # noqa: BLE001 - the task decides
-            waiter.set_exception(error)
-            waiter.exception()  # marks it as retrieved: the task may have been cancelled
+            _fail(waiter, error)
+
+    def _may_go_on(self) -> bool:
+        return self._client.broker is self._broker and self._client.may_pull()
+
+
+def _fail(waiter: asyncio.Future[tuple[Answer, memoryview] | None], error: Exception) -> None:
+    waiter.set_exception(error)
+    waiter.exception()  # marks it as retrieved: the task may have been cancelled

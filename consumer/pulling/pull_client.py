@@ -38,6 +38,7 @@ from ...protocol.frames import (
     Pull,
     Release,
 )
+from ...protocol.limits import PULL_ANSWERS_MAX
 from ...protocol.message import Delivery, Message
 from ...protocol.record import Header
 from ...protocol.text import counted
@@ -455,8 +456,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
             return False
         self._pauses.reset()
         self._came(answer, payload)
-        for _ in self._open_batches(answer, payload):
-            pass
+        deque(self._open_batches(answer, payload), maxlen=0)
         return True
 
     def may_pull(self) -> bool:
@@ -477,8 +477,9 @@ class PullClient(UserAcks, SettingAside, PullViews):
             *self._who,
             self._offsets.next_offset,
             settings.pull_bytes,
-            min(settings.pull_wait_ms, settings.ttl_ms // 3),
+            min(settings.pull_wait_ms, settings.ttl_ms),
             () if wanted is None else wanted.tags,
+            PULL_ANSWERS_MAX,
         )
 
     def _open_batches(self, answer: Batches, payload: memoryview) -> Iterator[Header]:

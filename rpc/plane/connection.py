@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from ...protocol.errors import InternalError, KeylaneError
@@ -77,6 +78,13 @@ class PlaneConnection:
     def prompt(self) -> bool:
         """True if the next frame may be answered without a task: none before it waits, and the client reads."""
         return self.greeted and not self._not_begun and self.socket.writable
+
+    @property
+    def takes_now(self) -> bool:
+        """True if the client has taken nearly all that was sent, and nothing waits before the next answer."""
+        return self.socket.writable and not (
+            self.ended or self._refused or self.socket.closed or self._turn.locked()
+        )
 
     async def wait_for_slot(self) -> None:
         """Wait until fewer than IN_FLIGHT_PER_CONNECTION_MAX calls are under way that are no pulls."""
@@ -203,6 +211,8 @@ class PlaneCall:
 
     def waits_for(self, future: asyncio.Future[None]) -> None:
         """See `PromptCall`."""
+        if self._wait is not None:
+            self._connection.waits.discard(self._wait)
         self._wait = future
         self._connection.waits.add(future)
 
@@ -213,11 +223,27 @@ class PlaneCall:
         except KeylaneError as error:
             self.refuse(error)
             return
-        if self._room_bytes:
-            self._connection.share.note_size(self._room_bytes, len(data))
-            self._room_bytes = 0
-            self._kept_bytes = len(data)
+        self._kept_bytes = self._made(len(data))
         self._post(parts)
+
+    def part(self, answer: Answer, data: bytes = b"") -> None:
+        """See `PromptCall`."""
+        parts = frame_parts(self._number, answer, data)
+        taken = partial(self._connection.share.free, self._made(len(data)))
+        self._connection.post(parts, taken)
+
+    @property
+    def takes_parts(self) -> bool:
+        """See `PromptCall`."""
+        return self._connection.takes_now
+
+    def _made(self, size: int) -> int:
+        """Note the size of an answer that has taken room; the bytes to free once the client has taken it."""
+        if not self._room_bytes:
+            return 0
+        self._connection.share.note_size(self._room_bytes, size)
+        self._room_bytes = 0
+        return size
 
     def refuse(self, error: BaseException) -> None:
         """See `PromptCall`."""
@@ -250,9 +276,7 @@ class PlaneCall:
             self._hand_on(self._connection, self._number, request)
 
     def _give_room_back(self) -> None:
-        if self._room_bytes:
-            self._connection.share.note_size(self._room_bytes, 0)
-            self._room_bytes = 0
+        self._made(0)
 
     def forget(self) -> None:
         """Count it as no longer under way."""

@@ -15,10 +15,19 @@ Handled = tuple[Answer, bytes]
 
 
 class PromptCall(Protocol):
-    """A request that is answered once, by `answer`, `refuse` or `hand_on`."""
+    """A request that is answered once, by `answer`, `refuse` or `hand_on`, and before that by any number of `part`s."""
 
     def answer(self, answer: Answer, data: bytes = b"") -> None:
         """Answer it."""
+        ...
+
+    def part(self, answer: Answer, data: bytes = b"") -> None:
+        """Give one of its answers, behind which others follow; the client has to have asked for that."""
+        ...
+
+    @property
+    def takes_parts(self) -> bool:
+        """True while the client takes its answers as they come."""
         ...
 
     def refuse(self, error: BaseException) -> None:

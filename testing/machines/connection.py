@@ -19,7 +19,7 @@ from ...protocol.frames import (
     refusal,
     refusal_error,
 )
-from ...rpc.network import Call, Calling, OnAnswer
+from ...rpc.network import Call, Calling, OnAnswer, OnPart
 from ...rpc.plane.prompt import DataService
 from .loop import Process, SimLoop
 from .machine import Machine
@@ -214,6 +214,15 @@ class _ServedCall:
         else:
             self._connection.send_down(frame)
 
+    def part(self, answer: Answer, data: bytes = b"") -> None:
+        """See `PromptCall`."""
+        self._connection.send_down(encode_frame(self._id, answer, data))
+
+    @property
+    def takes_parts(self) -> bool:
+        """See `PromptCall`."""
+        return not self._connection.broken
+
     def refuse(self, error: BaseException) -> None:
         """See `PromptCall`."""
         self._connection.send_refusal(self._id, error)
@@ -262,10 +271,11 @@ class SimChannel:
         *,
         timeout_ms: int,
         on_answer: OnAnswer | None = None,
+        on_part: OnPart | None = None,
     ) -> Calling:
         """See `Channel.begin`."""
         loop = asyncio.get_running_loop()
-        call = Call(loop.create_future(), on_answer, type(request), timeout_ms)
+        call = Call(loop.create_future(), on_answer, type(request), timeout_ms, on_part)
         future = call.future
         self.connection.note(request, sent=self._broken is None)
         if self._broken is not None:
@@ -294,9 +304,10 @@ class SimChannel:
         if self._broken is not None:
             return
         correlation_id, answer, payload = decode_answer(frame)
-        call = self._waiting.pop(correlation_id, None)
-        if call is None:
+        call = self._waiting.get(correlation_id)
+        if call is None or call.takes_part(answer, payload):
             return
+        del self._waiting[correlation_id]
         if isinstance(answer, Refused):
             call.failed(refusal_error(answer))
         else:

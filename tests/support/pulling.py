@@ -32,7 +32,7 @@ from keylane.protocol.frames import (
 from keylane.protocol.message import Message
 from keylane.protocol.offsets import Range
 from keylane.protocol.record import HEADER_BYTES, stamp
-from keylane.rpc.network import Call, Calling, OnAnswer
+from keylane.rpc.network import Call, Calling, OnAnswer, OnPart
 from sim.machines.clock import ManualClock
 from sim.machines.store import SESSION, batch, facts
 
@@ -126,9 +126,10 @@ class PartitionChannel:
         *,
         timeout_ms: int,
         on_answer: OnAnswer | None = None,
+        on_part: OnPart | None = None,
     ) -> Calling:
         loop = asyncio.get_running_loop()
-        call = Call(loop.create_future(), on_answer, type(request), timeout_ms)
+        call = Call(loop.create_future(), on_answer, type(request), timeout_ms, on_part)
 
         async def answer() -> None:
             try:

@@ -165,9 +165,9 @@ class ScriptedChannel:
     def closed(self) -> bool:
         return self.address in self.network.unreachable
 
-    def begin(self, request, payload=b"", *, timeout_ms, on_answer=None):
+    def begin(self, request, payload=b"", *, timeout_ms, on_answer=None, on_part=None):
         call = Call(
-            asyncio.get_running_loop().create_future(), on_answer, type(request), timeout_ms
+            asyncio.get_running_loop().create_future(), on_answer, type(request), timeout_ms, on_part
         )
 
         async def answer():

@@ -75,5 +75,13 @@ class _WatchedCall:
         self._watched.note(self._request, answer, self._began)
         self._call.answer(answer, data)
 
+    def part(self, answer: Answer, data: bytes = b"") -> None:
+        self._watched.note(self._request, answer, self._began)
+        self._call.part(answer, data)
+
+    @property
+    def takes_parts(self) -> bool:
+        return self._call.takes_parts
+
     def waits_for(self, future: asyncio.Future[None]) -> None:
         self._call.waits_for(future)

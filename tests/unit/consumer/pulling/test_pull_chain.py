@@ -12,7 +12,7 @@ from keylane.consumer.pulling import pull_chain
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.protocol.errors import OutcomeUnknownError
 from keylane.protocol.frames import Acquire, Acquired, Batches, Pull, Request
-from keylane.rpc.network import Call, Calling, OnAnswer
+from keylane.rpc.network import Call, Calling, OnAnswer, OnPart
 from support.cluster import eventually
 from support.pulling import FAST, NotingOwner, ScriptedBroker, opened, stored
 
@@ -34,9 +34,10 @@ class OpenChannel:
         *,
         timeout_ms: int,
         on_answer: OnAnswer | None = None,
+        on_part: OnPart | None = None,
     ) -> Calling:
         future = asyncio.get_running_loop().create_future()
-        self.calls.append((request, Call(future, on_answer, type(request), timeout_ms)))
+        self.calls.append((request, Call(future, on_answer, type(request), timeout_ms, on_part)))
         return future
 
     def answer(self) -> None:
