@@ -59,6 +59,8 @@ from ..protocol.offsets import IntervalSet, Range
 from ..protocol.parked import FailingMessage
 from ..rpc.answer_room import take_room
 from ..rpc.plane.prompt import Handled, PromptCall
+from .answering.prompt import PromptAnswers
+from .answering.waiting import LongPolls
 from .background import BackgroundBudget
 from .partition.acks import apply_ack, decide_ack
 from .partition.partition import ATTEMPTS_MAX, Group, HostedPartition
@@ -72,11 +74,9 @@ from .partition.pull_lock import (
     take,
 )
 from .partition.suspects import BEGUN_MAX
-from .prompt import PromptAnswers
 from .standing import Standing, check_standing
 from .store.store import DURABLE, Store
 from .tags import leave_out
-from .waiting import LongPolls
 
 FrameHandler = Callable[[Any, memoryview], Awaitable[Handled]]
 _WITH_PAYLOAD = (Append, Schedule, ChangeParked, EditParked)

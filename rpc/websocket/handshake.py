@@ -5,17 +5,27 @@ Source: RFC 6455, 4.1 and 4.2.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
 import secrets
+import socket as socket_module
 import ssl
+from socket import IPPROTO_TCP, SOL_SOCKET
 
 import aiohttp
 from aiohttp import web
 
 from .socket import DataSocket
 
+KEEPALIVE = (
+    (SOL_SOCKET, "SO_KEEPALIVE", 1),
+    (IPPROTO_TCP, "TCP_KEEPIDLE", 4),
+    (IPPROTO_TCP, "TCP_KEEPINTVL", 2),
+    (IPPROTO_TCP, "TCP_KEEPCNT", 3),
+)
+"""A path that is gone is found within 10 s by the kernel, though nothing is sent: a pull may wait for longer."""
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _VERSION = "13"
 
@@ -70,11 +80,19 @@ async def open_socket(
             message="the server opens no WebSocket",
             headers=response.headers,
         )
+    _keep_alive(connection.transport)
     socket = DataSocket(
         connection.transport, client=True, bytes_max=bytes_max, heartbeat_s=heartbeat_s
     )
     socket.when_lost(response.close)
     return socket
+
+
+def _keep_alive(transport: asyncio.Transport) -> None:
+    socket = transport.get_extra_info("socket")
+    for level, name, value in KEEPALIVE:
+        if hasattr(socket_module, name):  # not every system can set all of them
+            socket.setsockopt(level, getattr(socket_module, name), value)
 
 
 async def accept_socket(

@@ -167,7 +167,11 @@ class ScriptedChannel:
 
     def begin(self, request, payload=b"", *, timeout_ms, on_answer=None, on_part=None):
         call = Call(
-            asyncio.get_running_loop().create_future(), on_answer, type(request), timeout_ms, on_part
+            asyncio.get_running_loop().create_future(),
+            on_answer,
+            type(request),
+            timeout_ms,
+            on_part,
         )
 
         async def answer():

@@ -92,6 +92,7 @@ LAYERS: dict[str, set[str]] = {
     "testing/machines": set(),
     "metaserver/access": {"metaserver/sql"},
     "broker/access": {"broker/scheduled", "broker/store"},
+    "broker/answering": {"broker/partition", "broker/store"},
     "cli/commands/access": set(),
     "protocol/access": {"protocol/errors"},
     "protocol/codecs": {"protocol/errors"},

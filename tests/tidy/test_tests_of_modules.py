@@ -48,7 +48,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/brokers/test_broker_process.py": "app control",
         "integration/brokers/test_broker_indexes.py": "bounds",
         "integration/brokers/test_copied_folder.py": "standing",
-        "unit/broker/partition/test_lock_waiting.py": "waiting",
     },
     "broker/offline": {"acceptance/test_broker_commands.py": "inspection"},
     "broker/partition": {

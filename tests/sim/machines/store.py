@@ -115,16 +115,22 @@ def batch(
     )
 
 
-class _AskedCall:
+class AskedCall:
     """A call whose future is of the answer, or of the request that `handle` has to answer."""
+
+    takes_parts = True
 
     def __init__(self) -> None:
         self.done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.wait: asyncio.Future[None] | None = None
+        self.parts: list[tuple[Any, bytes]] = []
 
     def answer(self, answer: Answer, data: bytes = b"") -> None:
         if not self.done.done():
             self.done.set_result((answer, data))
+
+    def part(self, answer: Answer, data: bytes = b"") -> None:
+        self.parts.append((answer, data))
 
     def refuse(self, error: BaseException) -> None:
         if not self.done.done():
@@ -157,7 +163,7 @@ class Desk:
 
     async def ask(self, request: Request, payload: bytes = b"") -> tuple[Answer, bytes]:
         """As the server asks: without a task, where the service needs none."""
-        call = _AskedCall()
+        call = AskedCall()
         if self.prompt and self.service.begin(request, memoryview(payload), call):
             self.prompt_answers += 1
             try:

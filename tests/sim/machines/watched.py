@@ -34,12 +34,12 @@ class WatchedService:
     ) -> None:
         self._service = service
         self._durable = durable
-        self._tick = tick
+        self.tick = tick
         self._record = record
         self._faults = faults
 
     async def handle(self, request: Request, payload: memoryview) -> tuple[Answer, bytes]:
-        began = self._tick()
+        began = self.tick()
         for parked in set_aside(request, payload):
             self._record(parked)
         answer, data = await self._service.handle(request, payload)
@@ -47,9 +47,7 @@ class WatchedService:
         return answer, data
 
     def begin(self, request: Request, payload: memoryview, call: PromptCall) -> bool:
-        return self._service.begin(
-            request, payload, _WatchedCall(self, request, call, self._tick())
-        )
+        return self._service.begin(request, payload, _WatchedCall(self, request, call, self.tick()))
 
     def note(self, request: Request, answer: Answer, began: int) -> None:
         """Note an answer that is about to be told."""
@@ -77,6 +75,7 @@ class _WatchedCall:
 
     def part(self, answer: Answer, data: bytes = b"") -> None:
         self._watched.note(self._request, answer, self._began)
+        self._began = self._watched.tick()  # the owner is checked again for the next answer
         self._call.part(answer, data)
 
     @property

@@ -137,6 +137,7 @@ CATCHES: dict[str, int] = {
     "parked_messages_outlive_a_reset": 2_000_000_005,
     "parked_parents_are_not_told": 2_000_000_006,
     "paused_messages_pass_a_parked_one": 2_000_002_951,
+    "parts_need_no_owner": 6,
     "progress_told_before_durable": 11,
     "published_rows_stay_open": 2_000_000_029,
     "pull_of_lower_token_accepted": 8,

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from keylane.broker import service
+from keylane.broker.answering.open_pulls import OpenPull
 from keylane.broker.partition import partition as partition_module
 from keylane.broker.partition import pull_lock
 from keylane.broker.partition.appends import Duplicate
@@ -22,6 +23,7 @@ from keylane.broker.store.store import Store
 from keylane.broker.store.tail_cache import TailCache
 from keylane.protocol.errors import ProducerFencedError, SequenceGapError, SequenceReusedError
 from keylane.protocol.frames import Ack, Pull
+from keylane.protocol.limits import PULL_ANSWERS_MAX
 from keylane.protocol.offsets import AckedOffsets
 from keylane.protocol.record import HEADER_BYTES, Header, Short, read_header, stamp
 from keylane.testing.machines.disk import SimAppendFile, SimDisk
@@ -49,6 +51,28 @@ def ack_of_lower_token_accepted(patches: Patches) -> None:
 def pull_of_lower_token_accepted(patches: Patches) -> None:
     _lower_token_passes(patches, Pull)
     patches.set(service, "check_holder", lambda lock, *, token, session: None)
+
+
+def parts_need_no_owner(patches: Patches) -> None:
+    """The owner of a pull is checked for its first answer alone, and news of a newer owner do not end it."""
+
+    def owned(self: Any, request: Any) -> Any:
+        if type(request) is not Pull or request.answers_max == PULL_ANSWERS_MAX:
+            return real_owned(self, request)
+        partition = self._store.state.partition(request.partition_id)
+        return partition, partition.groups[request.group]
+
+    def answer(self: Any, partition: Any, group: Any, bytes_max: int) -> bool:
+        request = self._request
+        begun = request.answers_max < PULL_ANSWERS_MAX
+        nothing = request.offset == partition.readable_offset and not partition.ended
+        if begun and nothing and self._pulls.boot_ms() < self._until_ms:
+            self.wait(group)
+            return True
+        return real_answer(self, partition, group, bytes_max)
+
+    real_owned = patches.set(BrokerService, "owned", owned)
+    real_answer = patches.set(OpenPull, "answer", answer)
 
 
 def line_waits_for_a_commit(patches: Patches) -> None:
@@ -344,6 +368,7 @@ BREAKS: tuple[Breaks, ...] = (
     no_token_check,
     ack_of_lower_token_accepted,
     pull_of_lower_token_accepted,
+    parts_need_no_owner,
     line_waits_for_a_commit,
     fence_not_durable,
     fence_told_before_durable,

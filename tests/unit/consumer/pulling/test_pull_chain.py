@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,6 +46,11 @@ class OpenChannel:
         pull, call = self.calls[-1]
         end = pull.offset + 2
         call.answered((Batches(0, 1_000, end, False), stored(pull.offset)))
+
+    def part(self, offset: int) -> None:
+        """Give the last pull two messages, behind which others follow."""
+        _, call = self.calls[-1]
+        assert call.takes_part(Batches(0, offset + 2, offset + 2, False, more=True), stored(offset))
 
 
 class HeldBroker(ScriptedBroker):
@@ -144,3 +150,68 @@ async def test_pull_takes_its_turn_when_a_channel_has_many_chains(
         await eventually(lambda: len(owner.messages) == 2)
         assert broker.held.calls == []
         assert [pull.offset for pull in broker.asked(Pull)][:1] == [0]
+
+
+async def test_parts_are_handed_out_without_another_pull():
+    """The broker goes on by itself until its last answer; the next pull begins behind it."""
+    broker, owner = HeldBroker(), NotingOwner()
+    async with opened(PullClient, broker, owner, replace(SETTINGS, buffer_messages=100)):
+        await eventually(lambda: broker.held.calls)
+        broker.held.part(0)
+        broker.held.part(2)
+        assert [message.offset for message in owner.messages] == [0, 1, 2, 3]
+        assert len(broker.held.calls) == 1
+        broker.held.calls[-1][1].answered((Batches(0, 6, 6, False), stored(4)))
+        assert [message.offset for message in owner.messages] == [*range(6)]
+        assert [pull.offset for pull, _ in broker.held.calls] == [0, 6]
+
+
+async def test_parts_that_come_while_the_partition_is_paused_are_pulled_again():
+    """The first one waits for the end of the pause; those behind it are left, and none is passed by."""
+    broker, owner = HeldBroker(), NotingOwner()
+    async with opened(PullClient, broker, owner, replace(SETTINGS, buffer_messages=100)) as client:
+        await eventually(lambda: broker.held.calls)
+        client.gate.hold("resume")
+        broker.held.part(0)
+        broker.held.part(2)
+        await asyncio.sleep(0.01)
+        assert owner.messages == []
+        client.gate.let_go("resume")
+        await eventually(lambda: len(broker.held.calls) == 2)
+        assert [message.offset for message in owner.messages] == [0, 1]
+        assert broker.held.calls[-1][0].offset == 2
+
+
+async def test_parts_end_when_the_buffer_is_full():
+    """What comes behind is left, and pulled again once there is room."""
+    broker, owner = HeldBroker(), NotingOwner()
+    async with opened(PullClient, broker, owner, SETTINGS) as client:
+        await eventually(lambda: broker.held.calls)
+        for offset in (0, 2, 4):
+            broker.held.part(offset)
+        assert [message.offset for message in owner.messages] == [0, 1, 2, 3]
+        for message in owner.messages:
+            client.done(message.offset)
+        await eventually(lambda: len(broker.held.calls) == 2)
+        assert broker.held.calls[-1][0].offset == 4
+
+
+async def test_part_behind_a_gap_is_pulled_again():
+    """No message is passed by, whatever a broker sends."""
+    broker, owner = HeldBroker(), NotingOwner()
+    async with opened(PullClient, broker, owner, replace(SETTINGS, buffer_messages=100)):
+        await eventually(lambda: broker.held.calls)
+        broker.held.part(0)
+        broker.held.part(4)
+        await eventually(lambda: len(broker.held.calls) == 2)
+        assert [message.offset for message in owner.messages] == [0, 1]
+        assert broker.held.calls[-1][0].offset == 2
+
+
+async def test_part_to_a_stopped_client_is_left():
+    broker, owner = HeldBroker(), NotingOwner()
+    async with opened(PullClient, broker, owner, SETTINGS) as client:
+        await eventually(lambda: broker.held.calls)
+        client.stop()
+        broker.held.part(0)
+        assert owner.messages == []

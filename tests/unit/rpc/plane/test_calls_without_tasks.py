@@ -6,6 +6,7 @@ import asyncio
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 
 from keylane.protocol.errors import (
     FencedError,
@@ -396,3 +397,58 @@ async def test_frame_does_not_overtake_one_whose_task_has_not_begun(line, desk):
     asyncio.get_running_loop().call_soon(line.bring, frame_parts(2, Append(1), b"small"))
     await until(lambda: len(order) == 2)
     assert order == [b"large", b"small"]
+
+
+async def test_parts_arrive_before_the_answer_in_their_order(channel, desk, room):
+    """Each is given to the caller where its bytes arrive; the call ends with its answer."""
+    parts, ended = [], []
+    future = channel.begin(
+        replace(PULL, answers_max=3),
+        timeout_ms=5_000,
+        on_answer=lambda done: ended.append(done.result()[0]),
+        on_part=lambda answer, payload: parts.append((answer.upto, bytes(payload))),
+    )
+    call = await begun(desk)
+    for upto in (1, 2):
+        assert call.takes_parts
+        assert call.take_room(1_000)
+        call.part(Batches(0, upto, upto, False, more=True), b"part %d" % upto)
+    await until(lambda: len(parts) == 2)
+    assert (parts, ended) == ([(1, b"part 1"), (2, b"part 2")], [])
+    assert not future.done()
+    call.answer(Batches(0, 3, 3, False), b"")
+    answer, _ = await future
+    assert (answer.upto, ended) == (3, [answer])
+    assert room.reserved == 0
+
+
+async def test_parts_of_a_cancelled_call_are_left(channel, desk):
+    """Its caller hears no more; other calls go on."""
+    parts = []
+    future = channel.begin(
+        replace(PULL, answers_max=3),
+        timeout_ms=5_000,
+        on_part=lambda answer, _payload: parts.append(answer),
+    )
+    call = await begun(desk)
+    future.cancel()
+    call.part(Batches(0, 1, 1, False, more=True), b"")
+    call.answer(Batches(0, 1, 1, False), b"")
+    desk.on_call = lambda _request, call: call.answer(Appended(7, "fsync", False))
+    await channel.call(Append(1), b"batch", timeout_ms=5_000)
+    assert parts == []
+
+
+async def test_call_without_its_last_answer_in_time_fails_after_its_parts(channel, desk):
+    """The time is that of all its answers."""
+    parts = []
+    future = channel.begin(
+        replace(PULL, answers_max=3),
+        timeout_ms=200,
+        on_part=lambda answer, _payload: parts.append(answer.upto),
+    )
+    call = await begun(desk)
+    call.part(Batches(0, 1, 1, False, more=True), b"")
+    with pytest.raises(OutcomeUnknownError):
+        await future
+    assert parts == [1]

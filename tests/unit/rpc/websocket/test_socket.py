@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import socket as sockets
 
 import aiohttp
 import pytest
@@ -14,7 +15,7 @@ from aiohttp import web
 
 from keylane.protocol.errors import FrameError
 from keylane.rpc.websocket.framing import CloseCode, Opcode, encode_head
-from keylane.rpc.websocket.handshake import accept_socket, open_socket
+from keylane.rpc.websocket.handshake import KEEPALIVE, accept_socket, open_socket
 from keylane.rpc.websocket.socket import (
     FRAME_BYTES_FIRST,
     LANDING_BYTES,
@@ -332,3 +333,20 @@ async def test_server_that_opens_no_websocket_is_refused():
     async with serving(desk) as (session, url):
         with pytest.raises(aiohttp.WSServerHandshakeError):
             await open_socket(session, url, bytes_max=BYTES_MAX, heartbeat_s=15.0)
+
+
+def test_kernel_watches_the_connection_of_a_client(new_loop):
+    """A path that is gone is found within 10 s, while nothing is sent."""
+
+    async def body():
+        async with serving(EchoingDesk()) as (session, url):
+            socket = await open_socket(session, url, bytes_max=BYTES_MAX, heartbeat_s=15.0)
+            kernel = socket.transport.get_extra_info("socket")
+            on, idle_s, between_s, probes = [
+                kernel.getsockopt(level, getattr(sockets, name)) for level, name, _ in KEEPALIVE
+            ]
+            assert on
+            assert idle_s + probes * between_s <= 10
+            await socket.close()
+
+    run(new_loop, body)

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from keylane.broker.answering.waiting import LongPolls
 from keylane.broker.partition.in_flight import InFlight
-from keylane.broker.waiting import LongPolls
 from keylane.protocol.errors import FencedError
 from keylane.protocol.frames import AcquireShared, PullShared
 from keylane.testing.machines.disk import SimDisk

@@ -13,12 +13,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..protocol.clock import Clock
-from ..protocol.frames import Ack, Acked, Append, Appended, Pull, Request
-from ..rpc.plane.prompt import PromptCall
+from ...protocol.clock import Clock
+from ...protocol.frames import Ack, Acked, Append, Appended, Pull, Request
+from ...rpc.plane.prompt import PromptCall
+from ..partition.partition import Group
+from ..store.store import DURABLE, Store
 from .open_pulls import OpenPulls, PullDecisions
-from .partition.partition import Group
-from .store.store import DURABLE, Store
 from .waiting import LongPolls
 
 Beginning = Callable[[Any, memoryview, PromptCall], bool]

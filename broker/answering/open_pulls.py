@@ -20,12 +20,12 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from ..protocol.clock import Clock
-from ..protocol.frames import Batches, Pull
-from ..protocol.limits import PART_BYTES_MAX
-from ..rpc.plane.prompt import PromptCall
-from .partition.partition import Group, HostedPartition
-from .store.store import Store
+from ...protocol.clock import Clock
+from ...protocol.frames import Batches, Pull
+from ...protocol.limits import PART_BYTES_MAX
+from ...rpc.plane.prompt import PromptCall
+from ..partition.partition import Group, HostedPartition
+from ..store.store import Store
 from .waiting import LongPolls
 
 

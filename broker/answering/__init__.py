@@ -1,0 +1,1 @@
+"""Answers of the data plane that need no task."""
