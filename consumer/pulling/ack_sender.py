@@ -177,11 +177,12 @@ class AckSender:
             self._renewal.cancel()
 
     def _renew(self) -> None:
-        """Send a request, with nothing if nothing is handled, if none was made for a third of the ttl."""
+        """Send a request, if none was made for a third of the ttl; an empty one only to renew the pull lock."""
         left_s = self._sent_s + self._idle_s - self._loop.time()
         if left_s < CLOCK_S:
             left_s = self._idle_s
-            if self._partition.holds_fence:
+            partition, idle = self._partition, not (self.handled or self.tries or self._begun)
+            if partition.holds_fence and not (idle and partition.is_idle):
                 self.send_soon()
                 if self._timer is not None:  # a linger may be longer than the ttl
                     self._timer.cancel()

@@ -66,6 +66,11 @@ class PullChain:
         self._channel: Channel | None = None
         self._calling: Calling | None = None
 
+    @property
+    def is_under_way(self) -> bool:
+        """True while the broker has a pull to answer."""
+        return self._calling is not None and not self._calling.done()
+
     async def run(self) -> tuple[Answer, memoryview] | None:
         """
         Pull until something has to be waited for.

@@ -20,6 +20,7 @@ from .fetch_offsets import FetchOffsets
 from .lifetime import Lifetime
 from .messages_in_flight import MessagesInFlight
 from .progress import Position, PullProgress
+from .pull_chain import PullChain
 from .pull_gate import PAUSED, PullGate
 from .pull_owner import PullOwner
 
@@ -46,6 +47,7 @@ class PullViews(ABC):
     parking: KeyParking
     _careful: Any
     """A CarefulHandOut, or None."""
+    _chain: PullChain
     _clock: Clock
     _connections: Connections
     _in_flight: MessagesInFlight
@@ -151,6 +153,11 @@ class PullViews(ABC):
     def holds_fence(self) -> bool:
         """True while the broker has the fence, and the lease has not ended."""
         return self._offsets.begun and not self.lapsed
+
+    @property
+    def is_idle(self) -> bool:
+        """True while nothing is to be handled, and a pull waits, for whose time the broker holds the pull lock."""
+        return self._chain.is_under_way and not self.has_messages_out
 
     # ── what it is told ──────────────────────────────────────────────────────────────────────────────
     @property

@@ -45,6 +45,7 @@ class ToldPartition:
     """What a sender needs of its pull client."""
 
     holds_fence = True
+    is_idle = False
     respects_range_limit = False
 
     def __init__(self, broker: Any) -> None:
@@ -219,3 +220,20 @@ async def test_pull_lock_is_renewed_when_nothing_is_handled():
         sender.handled.done(0)
         sender.send_soon()
         await eventually(lambda: ((0, 1),) in [ack.ranges for ack in broker.asked(Ack)])
+
+
+async def test_pull_lock_is_not_renewed_while_an_idle_partition_has_a_pull():
+    """The broker holds it for the time of the pull; acks are sent as ever."""
+    broker = ScriptedBroker()
+    partition = ToldPartition(broker)
+    partition.is_idle = True
+    sender = sender_of(partition, ttl_ms=1_000)
+    sender._idle_s = 0.01
+    async with running(sender):
+        await asyncio.sleep(0.1)
+        assert broker.asked(Ack) == []
+        sender.handled.done(0)
+        sender.send_soon()
+        await eventually(lambda: broker.asked(Ack))
+        partition.is_idle = False
+        await eventually(lambda: len(broker.asked(Ack)) >= 3)

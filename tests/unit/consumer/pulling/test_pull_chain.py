@@ -215,3 +215,20 @@ async def test_part_to_a_stopped_client_is_left():
         client.stop()
         broker.held.part(0)
         assert owner.messages == []
+
+
+async def test_partition_is_idle_while_a_pull_waits_and_no_message_is_out():
+    """A message with a handler, or a pause, has the pull lock renewed by acks."""
+    broker, owner = HeldBroker(), NotingOwner()
+    async with opened(PullClient, broker, owner, SETTINGS) as client:
+        await eventually(lambda: broker.held.calls)
+        assert client.is_idle
+        broker.held.part(0)
+        assert not client.is_idle
+        for message in owner.messages:
+            client.done(message.offset)
+        assert client.is_idle
+        client.gate.hold("resume")
+        broker.held.part(2)
+        await asyncio.sleep(0.01)
+        assert not client.is_idle
