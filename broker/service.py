@@ -212,7 +212,7 @@ class BrokerService:
         wanted = _wanted_tags(request)
         partition, group, bytes_max, waits = self.check_pull(request)
         if waits:
-            self.hold(group, request.wait_ms)
+            self.hold(group, request, request.wait_ms)
             await self._waiting.wait(partition.partition_id, request.wait_ms)
             partition, group = self.owned(request)
         answer, data = await self._batches(
@@ -243,9 +243,11 @@ class BrokerService:
         waits = request.wait_ms > 0 and request.offset == partition.readable_offset and not drained
         return partition, group, bytes_max, waits
 
-    def hold(self, group: Group, wait_ms: int) -> None:
-        """Renew the pull lock of an owner whose pull waits."""
-        renew(group.lock, now_ms=self._clock.boot_ms() + wait_ms)
+    def hold(self, group: Group, request: Pull, wait_ms: int) -> None:
+        """Renew the pull lock of an owner whose pull waits, if it is still the owner."""
+        lock = group.lock
+        if lock.fence == request.token and lock.session == request.session:
+            renew(lock, now_ms=self._clock.boot_ms() + wait_ms)
 
     @staticmethod
     def check_read(partition: HostedPartition, request: Pull) -> int:

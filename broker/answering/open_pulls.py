@@ -40,8 +40,8 @@ class PullDecisions(Protocol):
         """The partition, the group, the bytes that the answer may have, and whether it waits for messages."""
         ...
 
-    def hold(self, group: Group, wait_ms: int) -> None:
-        """Renew the pull lock of an owner whose pull waits."""
+    def hold(self, group: Group, request: Pull, wait_ms: int) -> None:
+        """Renew the pull lock of an owner whose pull waits, if it is still the owner."""
         ...
 
     def check_read(self, partition: HostedPartition, request: Pull) -> int:
@@ -91,13 +91,15 @@ class OpenPulls:
 class OpenPull:
     """A pull until its last answer."""
 
-    __slots__ = ("_call", "_pulls", "_request", "_until_ms", "_woken")
+    __slots__ = ("_call", "_group", "_pulls", "_request", "_until_ms", "_woken")
 
     def __init__(self, pulls: OpenPulls, request: Pull, call: PromptCall) -> None:
         self._pulls = pulls
         self._request = request
         """What is left of it."""
         self._call = call
+        self._group: Group | None = None
+        """Whose pull lock is held while it waits."""
         self._until_ms = pulls.boot_ms() + request.wait_ms
         self._woken: asyncio.Future[None] | None = None
         """While it waits."""
@@ -106,7 +108,8 @@ class OpenPull:
         """Wait until the partition is woken, or the time of the pull is over."""
         request, pulls = self._request, self._pulls
         left_ms = max(1, self._until_ms - pulls.boot_ms())
-        pulls.service.hold(group, left_ms)
+        self._group = group
+        pulls.service.hold(group, request, left_ms)
         woken = self._woken = pulls.waiting.begin(request.partition_id, left_ms)
         pulls.open[request.partition_id, request.group] = self
         self._call.waits_for(woken)
@@ -118,6 +121,8 @@ class OpenPull:
         self._leave()
         if woken.cancelled():  # the client has left
             self._pulls.waiting.leave(self._request.partition_id, woken)
+            if self._group is not None:
+                self._pulls.service.hold(self._group, self._request, 0)
             return
         service, request = self._pulls.service, self._request
         try:

@@ -188,6 +188,18 @@ async def test_pull_lock_is_held_while_a_pull_waits(desk):
     assert group.lock.holder(desk.clock.boot_ms()) == SESSION
 
 
+async def test_pull_lock_ends_with_its_ttl_when_the_client_has_left(desk):
+    """What a pull holds is held for a client that is there."""
+    group = desk.store.state.partition(1).groups["audit"]
+    call = begin(desk, wait_ms=30_000)
+    call.wait.cancel()
+    await asyncio.sleep(0)
+    desk.clock.advance(1_999)
+    assert group.lock.holder(desk.clock.boot_ms()) == SESSION
+    desk.clock.advance(1)
+    assert group.lock.holder(desk.clock.boot_ms()) is None
+
+
 @pytest.mark.parametrize("answers_max", [0, -1, PULL_ANSWERS_MAX + 1])
 async def test_pull_of_impossible_answers_is_refused(desk, answers_max):
     with pytest.raises(InvalidRequestError, match="answers"):
