@@ -39,6 +39,7 @@ from ..rpc.connections import Connections
 from ..rpc.identity import DrawBits
 from ..rpc.race import Race
 from .heartbeat_timeouts import HeartbeatTimeouts
+from .log_names import consumer_name, partition_name
 from .settings import ConsumerSettings
 from .shared_heartbeats import SharedHeartbeats, heartbeats_for
 
@@ -117,6 +118,7 @@ class Membership:
         self._suspended = False
         self._subject = subject
         self._group = group
+        self._name = consumer_name(subject, group)
         self.client = client
         self._meta = meta
         self._settings = settings
@@ -205,8 +207,8 @@ class Membership:
             and joined.start not in {None, self._start.stored}
         ):
             log.info(
-                "group %s of %s exists, and began at %s; start=%s is for a new group",
-                self._group, self._subject, joined.start, self._start,
+                "%s: the group exists, and began at %s; start=%s is for a new group",
+                self._name, joined.start, self._start,
             )  # fmt: skip
         self._group_id = joined.group_id
         self.session, self._joining, self._joined = session, "", True
@@ -242,7 +244,7 @@ class Membership:
                     await self._beat_once(holder)
                     pauses.reset()
                 except SessionUnknownError as error:
-                    log.warning("consumer session lost: %s", error.message)
+                    log.warning("%s lost its session: %s", self._name, error.message)
                     self.session = ""
                     holder.session_lost()
                 except KeylaneError as error:
@@ -263,13 +265,12 @@ class Membership:
         """Log why a heartbeat failed: a refusal once, as a warning, because the consumer gets nothing until it ends."""
         refused = isinstance(error, UnauthenticatedError | AccessDeniedError | TokenInvalidError)
         if not refused or error.message == self._refusal:
-            log.info("heartbeat: %s", error.message)
+            log.info("%s: heartbeat: %s", self._name, error.message)
             return
         self._refusal = error.message
         log.warning(
-            "consumer of %s in group %s is refused by the metaserver, and keeps asking: %s",
-            self._subject, self._group, error.message,
-        )  # fmt: skip
+            "%s is refused by the metaserver, and keeps asking: %s", self._name, error.message
+        )
 
     async def _beat_once(self, holder: GrantHolder) -> None:
         sent_at_ms = self._clock.boot_ms()
@@ -305,7 +306,7 @@ class Membership:
             return
         self._version, self._grants = grants.version, grants
         if self._refusal:
-            log.warning("consumer of %s in group %s is taken again", self._subject, self._group)
+            log.warning("%s is taken again", self._name)
             self._refusal = ""
         deadline_ms = sent_at_ms + grants.ttl_ms - self._settings.margin_ms
         self._timeouts.granted(deadline_ms)
@@ -326,8 +327,8 @@ class Membership:
     async def _version_fell(self, version: int) -> None:
         """Ask again after a pause, longer each time, because two databases may answer in turn."""
         log.warning(
-            "the metaserver's grants went back from version %d to %d: its database has lost its last commits",
-            self._version, version,
+            "%s: the metaserver's grants went back from version %d to %d: its database has lost its last commits",
+            self._name, self._version, version,
         )  # fmt: skip
         self._version = -1
         await self._pause(self._fall_pauses)
@@ -352,7 +353,8 @@ class Membership:
             finally:
                 self._reports.release()
         except (TimeoutError, KeylaneError) as error:
-            log.info("report of partition %d: %s", partition_id, error or "too many before it")
+            name = partition_name(self._subject, partition_id, self._group)
+            log.info("%s: report: %s", name, error or "too many before it")
 
     async def suspend(self, suspended: bool) -> None:
         """
@@ -376,7 +378,7 @@ class Membership:
         try:
             await self.suspend(True)
         except KeylaneError as error:
-            log.info("announcing a leave: %s", error.message)
+            log.info("%s: announcing a leave: %s", self._name, error.message)
 
     async def give_up(self, why: BaseException) -> None:
         """Leave a group whose join was cancelled, within LEAVE_S: the join may be carried out all the same."""
@@ -400,7 +402,7 @@ class Membership:
                 try:
                     await self._meta.leave(Leave(session=session))
                 except KeylaneError as error:
-                    log.info("leave: %s", error.message)
+                    log.info("%s: leave: %s", self._name, error.message)
                 self.session = self._joining = ""
         finally:
             shared, self._shared = self._shared, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from typing import Any
 
@@ -17,6 +18,7 @@ from keylane.protocol.errors import (
     OutcomeUnknownError,
     SessionUnknownError,
     UnauthenticatedError,
+    UnreachableError,
 )
 from keylane.rpc.connections import Connections
 from sim.machines.clock import ManualClock
@@ -166,6 +168,37 @@ class LosingHolder(Holder):
 
     def fail(self, error: BaseException) -> None:
         self.error = error
+
+
+class FailingMeta(VersionedMeta):
+    """Its first heartbeat is not answered, and its second ends the session."""
+
+    failures = 2
+
+    async def heartbeat(self, body, *, timeout_ms=None):
+        self.failures -= 1
+        if self.failures == 1:
+            raise UnreachableError("no answer")
+        if not self.failures:
+            raise SessionUnknownError("it was silent")
+        return await super().heartbeat(body, timeout_ms=timeout_ms)
+
+
+async def test_failed_heartbeats_and_the_end_of_a_session_name_subject_and_group(
+    caplog: pytest.LogCaptureFixture,
+):
+    """A program with many consumers tells them apart."""
+    clock = ManualClock()
+    meta = FailingMeta(clock, 1, 2)
+    membership = membership_with(meta, clock)
+    with caplog.at_level(logging.INFO, "keylane.consumer"):
+        await membership.start(LosingHolder())
+        await eventually(lambda: not meta.versions)
+        await membership.stop()
+    assert caplog.messages[:2] == [
+        "consumer of s in group g: heartbeat: no answer",
+        "consumer of s in group g lost its session: it was silent",
+    ]
 
 
 async def test_consumer_ends_when_a_later_process_has_its_instance():

@@ -46,6 +46,7 @@ class ToldPartition:
 
     holds_fence = True
     respects_range_limit = False
+    log_name = "s partition 1 in group g"
 
     def __init__(self, broker: Any) -> None:
         self.broker = broker
