@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections.abc import Iterator
 from typing import Protocol
 
 from ..protocol.backoff import Pauses
@@ -44,6 +45,8 @@ from .settings import ConsumerSettings
 from .shared_heartbeats import SharedHeartbeats, heartbeats_for
 
 log = logging.getLogger("keylane.consumer")
+FAREWELL_MS_MIN = 500
+"""What a call of a closing consumer waits for each metaserver, once a call before it had no answer of any."""
 LEAVE_S = 1.0
 """How long a cancelled opening takes at most to leave."""
 REPORTS_AT_ONCE_MAX = 32
@@ -147,6 +150,8 @@ class Membership:
         """Set when the next heartbeat should be answered at once: for a report, or because the lease may end soon."""
         self._reports = asyncio.Semaphore(REPORTS_AT_ONCE_MAX)
         self._task: asyncio.Task[None] | None = None
+        self._leaving = self._unanswered = False
+        """The consumer closes; no metaserver has answered its last call since."""
 
     async def history(self) -> SubjectHistory:
         """Every partition that the subject ever had."""
@@ -341,20 +346,36 @@ class Membership:
         self, session: str, partition_id: int, token: int, *, fence: int = 0
     ) -> None:
         """Report a finished hand-over; if that fails, the next heartbeat reports the same."""
+        body = ReleaseGrant(session=session, partition_id=partition_id, token=token, fence=fence)
         try:
-            async with asyncio.timeout(self._settings.call_timeout_ms / 1000):
+            async with asyncio.timeout(self._timeout_ms / 1000):
                 await self._reports.acquire()
             try:
-                await self._meta.release(
-                    ReleaseGrant(
-                        session=session, partition_id=partition_id, token=token, fence=fence
-                    )
-                )
+                with self._noting_silence():
+                    await self._meta.release(body, timeout_ms=self._timeout_ms)
             finally:
                 self._reports.release()
         except (TimeoutError, KeylaneError) as error:
             name = partition_name(self._subject, partition_id, self._group)
             log.info("%s: report: %s", name, error or "too many before it")
+
+    @property
+    def _timeout_ms(self) -> int:
+        """Of a call, for each metaserver: one that hangs costs a closing consumer one full time-out, not one for each call."""
+        return FAREWELL_MS_MIN if self._unanswered else self._settings.call_timeout_ms
+
+    @contextlib.contextmanager
+    def _noting_silence(self) -> Iterator[None]:
+        """Note whether any metaserver has answered a call of a closing consumer."""
+        try:
+            yield
+        except UnreachableError:
+            self._unanswered = self._leaving
+            raise
+        except KeylaneError:
+            self._unanswered = False
+            raise
+        self._unanswered = False
 
     async def suspend(self, suspended: bool) -> None:
         """
@@ -364,9 +385,11 @@ class Membership:
             KeylaneError: the metaserver could not be told; nothing has changed.
         """
         before, self._suspended = self._suspended, suspended
+        body = Suspend(session=self.session, suspended=suspended)
         try:
             if self.session:
-                await self._meta.suspend(Suspend(session=self.session, suspended=suspended))
+                with self._noting_silence():
+                    await self._meta.suspend(body, timeout_ms=self._timeout_ms)
         except SessionUnknownError:
             pass  # the next session joins as suspended, or not
         except KeylaneError:
@@ -375,6 +398,7 @@ class Membership:
 
     async def announce_leave(self) -> None:
         """Tell the metaserver that all partitions are handed over, so that it grants each one as soon as it is released."""
+        self._leaving = True
         try:
             await self.suspend(True)
         except KeylaneError as error:
@@ -400,7 +424,7 @@ class Membership:
             session = self.session or self._joining
             if session:
                 try:
-                    await self._meta.leave(Leave(session=session))
+                    await self._meta.leave(Leave(session=session), timeout_ms=self._timeout_ms)
                 except KeylaneError as error:
                     log.info("%s: leave: %s", self._name, error.message)
                 self.session = self._joining = ""

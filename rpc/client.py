@@ -376,17 +376,17 @@ class MetaClient:
             endpoints.HEARTBEATS, body, wait_ms=wait_ms, timeout_ms=timeout_ms, one_address=True
         )
 
-    async def release(self, body: ReleaseGrant) -> Done:
-        """Report the end of a hand-over."""
-        return await self._call(endpoints.RELEASE, body)
+    async def release(self, body: ReleaseGrant, *, timeout_ms: int | None = None) -> Done:
+        """Report the end of a hand-over.  `timeout_ms` is of each metaserver, here and in the next two."""
+        return await self._call(endpoints.RELEASE, body, timeout_ms=timeout_ms)
 
-    async def suspend(self, body: Suspend) -> Done:
+    async def suspend(self, body: Suspend, *, timeout_ms: int | None = None) -> Done:
         """Take back a session's partitions and grant it none, or let it take part again."""
-        return await self._call(endpoints.SUSPEND, body)
+        return await self._call(endpoints.SUSPEND, body, timeout_ms=timeout_ms)
 
-    async def leave(self, body: Leave) -> Done:
+    async def leave(self, body: Leave, *, timeout_ms: int | None = None) -> Done:
         """End a consumer session."""
-        return await self._call(endpoints.LEAVE, body)
+        return await self._call(endpoints.LEAVE, body, timeout_ms=timeout_ms)
 
     async def group(self, subject: str, group: str) -> GroupView:
         """Owners of a consumer group."""

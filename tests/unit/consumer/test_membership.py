@@ -48,7 +48,7 @@ class VersionedMeta:
         self._clock.now_ms += self._took_ms
         return Grants(version=self.versions.pop(0), ttl_ms=1_000, grants=())
 
-    async def leave(self, _body):
+    async def leave(self, _body, *, timeout_ms=None):
         return Done()
 
 
@@ -306,7 +306,7 @@ class LeavingMeta(VersionedMeta):
         super().__init__(clock, 1)
         self.leaving = asyncio.Event()
 
-    async def leave(self, _body):
+    async def leave(self, _body, *, timeout_ms=None):
         self.leaving.set()
         await asyncio.Event().wait()
 
