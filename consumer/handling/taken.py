@@ -9,8 +9,8 @@ from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from ...protocol.errors import ClosedError, InvalidRequestError, LeaseLostError
-from ...protocol.message import Message
+from ...protocol.errors import InvalidRequestError, LeaseLostError
+from ...protocol.message import Message, not_handed_out
 from ...protocol.parked import HANGS_MS
 from ...protocol.text import counted
 from ...rpc.home import Home
@@ -182,7 +182,7 @@ def _check(messages: Iterable[Message[Any]], home: Home) -> None:
             checked = message.delivery
             client = getattr(checked, "client", None)
             if not isinstance(client, PullClient):
-                raise ClosedError("this message was read, not handed out by a consumer")
+                raise not_handed_out("this message")
             if client.home is not home:
                 raise InvalidRequestError(f"{message!r} was handed out by another consumer")
 

@@ -258,7 +258,7 @@ class ClosedError(KeylaneError):
 
     code = 1402
     summary = "used after close"
-    hint = "Use it inside its `async with` block. Only a message that a consumer delivered can be acked."
+    hint = "Use it inside its `async with` block."
 
 
 class InputUnfinishedError(KeylaneError):
