@@ -171,6 +171,7 @@ __all__ = [
     "RowsGivenUpError",
     "RowsInvalidError",
     "RowsRefusedError",
+    "RowsUnfinishedError",
     "ScheduleFullError",
     "ScheduledTakenError",
     "ScheduledUnknownError",

@@ -46,6 +46,9 @@ from .parked_views import (
 Row = tuple[int, int, int]
 PASSES_MAX = 3
 """How often the pages of a partition are read while keys are parked and freed meanwhile."""
+ADOPTION_S = 1.0
+"""How long what is parked is looked for again, where a sealed partition has passed it on and its children do not have it yet."""
+ADOPTION_PAUSE_S = 0.05
 TOGETHER = 64
 """Keys that are redriven at once, which a broker makes durable together."""
 
@@ -85,8 +88,34 @@ class ParkedCalls(ClusterCalls):
             UnreachableError: a broker does not answer, so that what it has parked is not known.
         """
         wanted = _wanted(key, dead=dead, older_than_ms=older_than_ms, error=error)
+        async for view in self._listed(
+            subject,
+            group,
+            wanted,
+            partition_id,
+            retrying=retrying,
+            by_error=by_error,
+            passed_on=set(),
+        ):
+            yield view
+
+    async def _listed(
+        self,
+        subject: str,
+        group: str,
+        wanted: WantedKeys,
+        partition_id: int | None,
+        *,
+        passed_on: set[int],
+        retrying: bool = False,
+        by_error: bool = False,
+    ) -> AsyncIterator[ParkedKeyView]:
+        """The keys of `parked`; `passed_on` gets the sealed partitions whose children have what they had, or take it now."""
         for partition in await self._partitions(subject, group, partition_id):
-            for view in await self._parked_on(partition, group, retrying=retrying):
+            views = await self._parked_on(partition, group, retrying=retrying)
+            if views is None:
+                passed_on.add(partition.partition_id)
+            for view in views or ():
                 if not wanted.matches(view):
                     continue
                 if not (wanted.picks(view) or (by_error and view.is_loose)):
@@ -127,11 +156,13 @@ class ParkedCalls(ClusterCalls):
         wanted = _wanted(key, dead=dead, older_than_ms=older_than_ms, error=error)
         for view in await self._views(subject, group, key, partition_id, **asked):
             left = most
-            async for read in self._messages_of(subject, group, view, wanted):
-                if not left:
-                    break
-                left -= 1
-                yield read
+            # What ends while it is read is passed over, as if it had ended before the call.
+            with contextlib.suppress(ParkedKeyUnknownError):
+                async for read in self._messages_of(subject, group, view, wanted):
+                    if not left:
+                        break
+                    left -= 1
+                    yield read
 
     async def redrive(
         self,
@@ -388,8 +419,8 @@ class ParkedCalls(ClusterCalls):
 
     async def _parked_on(
         self, partition: Partition, group: str, *, retrying: bool = False
-    ) -> list[ParkedKeyView]:
-        """What a group has parked on a partition; nothing where its children have adopted it."""
+    ) -> list[ParkedKeyView] | None:
+        """What a group has parked on a partition; None where its children have adopted it, or do so now."""
         broker, number = self._broker(partition), partition.partition_id
         views_by_key: dict[tuple[ParkKey, int | None], ParkedKeyView] = {}
         for _ in range(PASSES_MAX):
@@ -401,7 +432,7 @@ class ParkedCalls(ClusterCalls):
                 except GroupUnknownError:  # it has not read this partition yet
                     return []
                 if page.frozen:
-                    return []
+                    return None
                 views = [view_of(number, view) for view in page.keys]
                 views_by_key.update(((view.key, view.tries), view) for view in views)
                 first += len(views)
@@ -444,12 +475,19 @@ class ParkedCalls(ClusterCalls):
         **asked: Any,
     ) -> list[ParkedKeyView]:
         """The keys that are asked for, where they are parked.  Raises ParkedKeyUnknownError."""
-        views = self.parked(subject, group, key=key, partition_id=partition_id, **asked)
-        parked = [view async for view in views]
-        if not parked:
-            what = "these keys" if isinstance(key, EllipsisType) else _named(key)
-            raise ParkedKeyUnknownError(f"{what} of group {group!r}: nothing is parked")
-        return parked
+        wanted = _wanted(key, **{"dead": None, "older_than_ms": None, "error": None} | asked)
+        until_s = asyncio.get_running_loop().time() + ADOPTION_S
+        while True:
+            passed_on: set[int] = set()
+            views = self._listed(subject, group, wanted, partition_id, passed_on=passed_on)
+            parked = [view async for view in views]
+            if parked:
+                return parked
+            if not passed_on or asyncio.get_running_loop().time() >= until_s:
+                break
+            await asyncio.sleep(ADOPTION_PAUSE_S)
+        what = "these keys" if isinstance(key, EllipsisType) else _named(key)
+        raise ParkedKeyUnknownError(f"{what} of group {group!r}: nothing is parked")
 
     async def _messages_of(
         self, subject: str, group: str, view: ParkedKeyView, wanted: WantedKeys
@@ -460,7 +498,10 @@ class ParkedCalls(ClusterCalls):
             for offset in range(row.start, row.end):
                 read = await reader.read(row.source, offset)
                 if (row.source, offset) in row.edited:
-                    read = await _with_edit(broker, group, view, read)
+                    try:
+                        read = await _with_edit(broker, group, view, read)
+                    except ParkedMessageUnknownError:
+                        continue  # it has ended since
                 yield replace(read, failure=row.failure, since_ms=row.since_ms, next_ms=row.next_ms)
 
     async def _selected(

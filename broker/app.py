@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..protocol.clock import Clock, SystemClock
-from ..protocol.control import BrokerHeartbeat
+from ..protocol.control import SHORT_TEXT_CHARS_MAX, BrokerHeartbeat
 from ..protocol.endpoints import BROKER
 from ..protocol.frames import CancelScheduled, Schedule
 from ..protocol.http.audit import NOTE_AUDIT, AuditEvent, NoteAudit
@@ -389,11 +389,13 @@ def _report(
 ) -> BrokerHeartbeat:
     """The report of a broker; `taken` leaves out earlier openings, as after an accepted report."""
     identity, store, opening, _ = opened
+    reason = store.commit.reason
     return BrokerHeartbeat(
         broker_group=identity.broker_group,
         broker_id=identity.broker_id,
         address=address,
-        writable=not store.commit.reason,
+        writable=not reason,
+        problem=reason[:SHORT_TEXT_CHARS_MAX],
         opening=opening.opening,
         opened_after=() if taken else opening.before,
         log_end=store.log.end,

@@ -33,6 +33,7 @@ from .delivery.alone_turn import AloneTurn
 from .delivery.filter import MessageFilter
 from .handling.stream import Stream
 from .handling.workers import Workers
+from .log_names import consumer_name
 from .membership import Membership
 from .pull_room import PullRoom
 from .pulling.acked_first import AckedFirstClient, AckedFirstSharedClient
@@ -95,6 +96,7 @@ class Assignments:
         self._rebalance = rebalance or Rebalance(limit_ms=settings.handover_ms)
         self._subject = subject
         self._group = group
+        self._name = consumer_name(subject, group)
         self._settings = settings
         """As they are in force: what is stored for the group counts more than what the code says."""
         self._told = Told(subject=subject, group=group, client=membership.client, settings=settings)
@@ -399,8 +401,8 @@ class Assignments:
         now_ms = self._clock.boot_ms()
         text = self._stalls.line(self._stalls.woke(now_ms), now_ms, ttl_ms=self._settings.ttl_ms)
         if text and self._group:  # a broadcast consumer has no leases
-            log.warning("consumer of %s in group %s: %s", self._subject, self._group, text)
+            log.warning("%s: %s", self._name, text)
 
     def _log_losses(self) -> None:
         for text in self._losses.take():
-            log.warning("consumer of %s in group %s %s", self._subject, self._group, text)
+            log.warning("%s %s", self._name, text)

@@ -22,6 +22,7 @@ from ..protocol.operations import PartitionHistory, SubjectHistory
 from ..protocol.routing import ConsumeStrategy, Partition, PartitionState
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
+from .log_names import consumer_name, partition_name
 from .membership import GrantHolder
 from .pulling.broadcast_client import BroadcastClient
 from .reading.lineage_order import LineageOrder
@@ -150,9 +151,8 @@ class Broadcast:
             if past.lost or past.partition.state is PartitionState.EXPIRED:
                 gone.append(number)
         for number in gone:
-            log.warning(
-                "partition %d of %s is gone: what was left is not handled", number, self._subject
-            )
+            name = partition_name(self._subject, number, "")
+            log.warning("%s is gone: what was left is not handled", name)
         self._finish(gone)
 
     def _finish(self, numbers: Iterable[int]) -> None:
@@ -189,7 +189,7 @@ class Broadcast:
                 except KeylaneError as error:
                     if error.retry is RetryRule.NEVER:
                         raise
-                    log.info("broadcast consumer of %s: %s", self._subject, error.message)
+                    log.info("%s: %s", consumer_name(self._subject, ""), error.message)
                     await asyncio.sleep(CHILDREN_MS / 1000)
         except (asyncio.CancelledError, GeneratorExit):
             raise

@@ -37,6 +37,7 @@ from .dispatches import Calls, Dispatches
 from .handling.handlers import BatchHandler, Handler
 from .handling.stream import Stream
 from .handling.workers import Workers
+from .log_names import consumer_name
 from .manifest_file import begin_of
 from .membership import Membership
 from .owned import Owned
@@ -227,6 +228,10 @@ class Consumer(Resident, Owned, Taking[V]):
         return f"<Consumer of {self._whose} at {where}, {self._home.state}>"
 
     @property
+    def _log_name(self) -> str:
+        return consumer_name(self._subject, "" if self._broadcast else self._group)
+
+    @property
     def _whose(self) -> str:
         return (
             f"{self._subject}, broadcast,"
@@ -301,6 +306,7 @@ class Consumer(Resident, Owned, Taking[V]):
         on_assigned, on_revoked, on_lost = self._callbacks
         rebalance = Rebalance(
             limit_ms=self._settings.handover_ms,
+            name=self._log_name,
             on_assigned=on_assigned,
             on_revoked=on_revoked,
             on_lost=on_lost,
@@ -382,7 +388,7 @@ class Consumer(Resident, Owned, Taking[V]):
         """End the consumer: `wait`, `run` and the iteration raise `error`, and its partitions go to others."""
         if self._ended is None or self._ended.done():
             return
-        log.error("consumer of %s ends: %r", self._whose, error)
+        log.error("%s ends: %r", self._log_name, error)
         self._ended.set_exception(error)
         self._ended.exception()
         if isinstance(self._dispatch, Stream):
@@ -492,7 +498,7 @@ class Consumer(Resident, Owned, Taking[V]):
             race.start(stop.wait(), name="wait for a signal")
             await race.first()
             if not ended.done():
-                log.info("consumer of %s hands over", self._whose)
+                log.info("%s hands over", self._log_name)
                 if isinstance(self._dispatch, Stream):
                     await self._dispatch.finish()
                 await self.close()

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections.abc import Iterator
 from typing import Protocol
 
 from ..protocol.backoff import Pauses
@@ -39,10 +40,13 @@ from ..rpc.connections import Connections
 from ..rpc.identity import DrawBits
 from ..rpc.race import Race
 from .heartbeat_timeouts import HeartbeatTimeouts
+from .log_names import consumer_name, partition_name
 from .settings import ConsumerSettings
 from .shared_heartbeats import SharedHeartbeats, heartbeats_for
 
 log = logging.getLogger("keylane.consumer")
+FAREWELL_MS_MIN = 500
+"""What a call of a closing consumer waits for each metaserver, once a call before it had no answer of any."""
 LEAVE_S = 1.0
 """How long a cancelled opening takes at most to leave."""
 REPORTS_AT_ONCE_MAX = 32
@@ -117,6 +121,7 @@ class Membership:
         self._suspended = False
         self._subject = subject
         self._group = group
+        self._name = consumer_name(subject, group)
         self.client = client
         self._meta = meta
         self._settings = settings
@@ -145,6 +150,8 @@ class Membership:
         """Set when the next heartbeat should be answered at once: for a report, or because the lease may end soon."""
         self._reports = asyncio.Semaphore(REPORTS_AT_ONCE_MAX)
         self._task: asyncio.Task[None] | None = None
+        self._leaving = self._unanswered = False
+        """The consumer closes; no metaserver has answered its last call since."""
 
     async def history(self) -> SubjectHistory:
         """Every partition that the subject ever had."""
@@ -205,8 +212,8 @@ class Membership:
             and joined.start not in {None, self._start.stored}
         ):
             log.info(
-                "group %s of %s exists, and began at %s; start=%s is for a new group",
-                self._group, self._subject, joined.start, self._start,
+                "%s: the group exists, and began at %s; start=%s is for a new group",
+                self._name, joined.start, self._start,
             )  # fmt: skip
         self._group_id = joined.group_id
         self.session, self._joining, self._joined = session, "", True
@@ -242,7 +249,7 @@ class Membership:
                     await self._beat_once(holder)
                     pauses.reset()
                 except SessionUnknownError as error:
-                    log.warning("consumer session lost: %s", error.message)
+                    log.warning("%s lost its session: %s", self._name, error.message)
                     self.session = ""
                     holder.session_lost()
                 except KeylaneError as error:
@@ -263,13 +270,12 @@ class Membership:
         """Log why a heartbeat failed: a refusal once, as a warning, because the consumer gets nothing until it ends."""
         refused = isinstance(error, UnauthenticatedError | AccessDeniedError | TokenInvalidError)
         if not refused or error.message == self._refusal:
-            log.info("heartbeat: %s", error.message)
+            log.info("%s: heartbeat: %s", self._name, error.message)
             return
         self._refusal = error.message
         log.warning(
-            "consumer of %s in group %s is refused by the metaserver, and keeps asking: %s",
-            self._subject, self._group, error.message,
-        )  # fmt: skip
+            "%s is refused by the metaserver, and keeps asking: %s", self._name, error.message
+        )
 
     async def _beat_once(self, holder: GrantHolder) -> None:
         sent_at_ms = self._clock.boot_ms()
@@ -305,7 +311,7 @@ class Membership:
             return
         self._version, self._grants = grants.version, grants
         if self._refusal:
-            log.warning("consumer of %s in group %s is taken again", self._subject, self._group)
+            log.warning("%s is taken again", self._name)
             self._refusal = ""
         deadline_ms = sent_at_ms + grants.ttl_ms - self._settings.margin_ms
         self._timeouts.granted(deadline_ms)
@@ -326,8 +332,8 @@ class Membership:
     async def _version_fell(self, version: int) -> None:
         """Ask again after a pause, longer each time, because two databases may answer in turn."""
         log.warning(
-            "the metaserver's grants went back from version %d to %d: its database has lost its last commits",
-            self._version, version,
+            "%s: the metaserver's grants went back from version %d to %d: its database has lost its last commits",
+            self._name, self._version, version,
         )  # fmt: skip
         self._version = -1
         await self._pause(self._fall_pauses)
@@ -340,19 +346,36 @@ class Membership:
         self, session: str, partition_id: int, token: int, *, fence: int = 0
     ) -> None:
         """Report a finished hand-over; if that fails, the next heartbeat reports the same."""
+        body = ReleaseGrant(session=session, partition_id=partition_id, token=token, fence=fence)
         try:
-            async with asyncio.timeout(self._settings.call_timeout_ms / 1000):
+            async with asyncio.timeout(self._timeout_ms / 1000):
                 await self._reports.acquire()
             try:
-                await self._meta.release(
-                    ReleaseGrant(
-                        session=session, partition_id=partition_id, token=token, fence=fence
-                    )
-                )
+                with self._noting_silence():
+                    await self._meta.release(body, timeout_ms=self._timeout_ms)
             finally:
                 self._reports.release()
         except (TimeoutError, KeylaneError) as error:
-            log.info("report of partition %d: %s", partition_id, error or "too many before it")
+            name = partition_name(self._subject, partition_id, self._group)
+            log.info("%s: report: %s", name, error or "too many before it")
+
+    @property
+    def _timeout_ms(self) -> int:
+        """Of a call, for each metaserver: one that hangs costs a closing consumer one full time-out, not one for each call."""
+        return FAREWELL_MS_MIN if self._unanswered else self._settings.call_timeout_ms
+
+    @contextlib.contextmanager
+    def _noting_silence(self) -> Iterator[None]:
+        """Note whether any metaserver has answered a call of a closing consumer."""
+        try:
+            yield
+        except UnreachableError:
+            self._unanswered = self._leaving
+            raise
+        except KeylaneError:
+            self._unanswered = False
+            raise
+        self._unanswered = False
 
     async def suspend(self, suspended: bool) -> None:
         """
@@ -362,9 +385,11 @@ class Membership:
             KeylaneError: the metaserver could not be told; nothing has changed.
         """
         before, self._suspended = self._suspended, suspended
+        body = Suspend(session=self.session, suspended=suspended)
         try:
             if self.session:
-                await self._meta.suspend(Suspend(session=self.session, suspended=suspended))
+                with self._noting_silence():
+                    await self._meta.suspend(body, timeout_ms=self._timeout_ms)
         except SessionUnknownError:
             pass  # the next session joins as suspended, or not
         except KeylaneError:
@@ -373,10 +398,11 @@ class Membership:
 
     async def announce_leave(self) -> None:
         """Tell the metaserver that all partitions are handed over, so that it grants each one as soon as it is released."""
+        self._leaving = True
         try:
             await self.suspend(True)
         except KeylaneError as error:
-            log.info("announcing a leave: %s", error.message)
+            log.info("%s: announcing a leave: %s", self._name, error.message)
 
     async def give_up(self, why: BaseException) -> None:
         """Leave a group whose join was cancelled, within LEAVE_S: the join may be carried out all the same."""
@@ -398,9 +424,9 @@ class Membership:
             session = self.session or self._joining
             if session:
                 try:
-                    await self._meta.leave(Leave(session=session))
+                    await self._meta.leave(Leave(session=session), timeout_ms=self._timeout_ms)
                 except KeylaneError as error:
-                    log.info("leave: %s", error.message)
+                    log.info("%s: leave: %s", self._name, error.message)
                 self.session = self._joining = ""
         finally:
             shared, self._shared = self._shared, None

@@ -29,17 +29,20 @@ class Rebalance:
 
     Args:
         limit_ms: milliseconds that a call-back may take.
+        name: of the consumer, for log lines.
     """
 
     def __init__(
         self,
         *,
         limit_ms: int,
+        name: str = "consumer",
         on_assigned: PartitionsCallback | None = None,
         on_revoked: PartitionsCallback | None = None,
         on_lost: PartitionsCallback | None = None,
     ) -> None:
         self._limit_ms = limit_ms
+        self._name = name
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         self._on_lost = on_lost
@@ -92,11 +95,11 @@ class Rebalance:
                     await result
         except TimeoutError:
             log.warning(
-                "%s of partitions %s took longer than handover_ms, %d ms, or timed out itself",
-                name, partition_ids, self._limit_ms, exc_info=True,
+                "%s: %s of partitions %s took longer than handover_ms, %d ms, or timed out itself",
+                self._name, name, partition_ids, self._limit_ms, exc_info=True,
             )  # fmt: skip
         except Exception:
-            log.exception("%s of partitions %s failed", name, partition_ids)
+            log.exception("%s: %s of partitions %s failed", self._name, name, partition_ids)
 
 
 def check_callbacks(**calls: object) -> None:

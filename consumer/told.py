@@ -14,6 +14,7 @@ from ..protocol.backoff import Backoff
 from ..protocol.control import Grants
 from ..protocol.groups import FailurePolicy, GroupPolicy, OperatorSwitch
 from ..protocol.routing import ConsumeStrategy, OrderStrategy
+from .log_names import consumer_name
 from .settings import AckMode, ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
@@ -37,6 +38,7 @@ class Told:
         self._own = settings
         self._subject = subject
         self._group = group
+        self._name = consumer_name(subject, group)
         self._client = client
         self._policy = GroupPolicy()
         self._order_strategy = OrderStrategy.STRICT
@@ -69,25 +71,23 @@ class Told:
         return f"an operator has suspended {who}: {command}"
 
     def _log_switch(self) -> None:
-        where = f"consumer of {self._subject} in group {self._group}"
         if self.waiting_for:
-            log.warning("%s hands everything over: %s", where, self.waiting_for)
+            log.warning("%s hands everything over: %s", self._name, self.waiting_for)
         else:
-            log.info("%s takes part again: an operator has resumed it", where)
+            log.info("%s takes part again: an operator has resumed it", self._name)
 
     def _log_retry(self) -> None:
         """Log that "retry" is wanted and not in force: the order of the subject would be broken."""
         wanted = self._policy.on_failure or self._own.on_failure
         if wanted is FailurePolicy.RETRY and self.settings.on_failure is not wanted:
             log.warning(
-                "consumer of %s in group %s: on_failure='retry' is of best_tried subjects and shared groups; messages "
+                "%s: on_failure='retry' is of best_tried subjects and shared groups; messages "
                 "that fail are tried on, and later ones of their keys wait",
-                self._subject, self._group,
+                self._name,
             )  # fmt: skip
 
     def _log_policy(self) -> None:
         stored = stored_text(self._policy)
-        where = f"consumer of {self._subject} in group {self._group}"
         differing = [
             f"{name}={_text(getattr(self._own, name))}"
             for name in _POLICY_FIELDS
@@ -97,10 +97,10 @@ class Told:
         if differing:
             log.warning(
                 "%s follows the stored policy of the group: %s; its code says %s",
-                where, stored, ", ".join(differing),
+                self._name, stored, ", ".join(differing),
             )  # fmt: skip
         else:
-            log.info("%s follows the stored policy of the group: %s", where, stored)
+            log.info("%s follows the stored policy of the group: %s", self._name, stored)
 
 
 def in_force(

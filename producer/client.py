@@ -274,6 +274,8 @@ class Producer(Sending[V], Generic[V]):
         Raises:
             RowsRefusedError: rows cannot be sent: nothing of the source was sent; of a RecordBatchReader, the record
                 batches before are stored or on their way.
+            RowsUnfinishedError: a RecordBatchReader raised before its end, which is the cause; the rows before were
+                sent, and the error says how many are stored.
             RowsGivenUpError: rows were given up after the first were queued; it says how many are stored.
             InvalidRequestError: `source` is no Arrow data, or has no such column of bytes or text; nothing was sent.
             SubjectUnknownError, StrategyMismatchError: nothing was sent.

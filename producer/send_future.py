@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -13,13 +13,22 @@ from ..protocol.message import Receipt
 from .outgoing_batch import OutgoingBatch
 from .send_budget import SendBudget
 
+NO_CANCEL = (
+    "a message that is sent is not withdrawn, so its future has no cancel(): end the wait, as with a time-out of it, "
+    "or give send() a timeout_ms"
+)
+
 
 class SendFuture:
     """
     The future outcome of a `send`: `await future` returns the Receipt, or raises the error of the message.
 
     The outcome is final.  Each await raises a new error object, with the `fate` of this message: whether it may be
-    stored.  A cancelled wait does not withdraw the message.  A future is awaited in the event loop of its producer.
+    stored.  A future is awaited in the event loop of its producer.
+
+    It has no `cancel`: a message that is sent may be stored at any moment, and is not withdrawn.  A wait may be ended,
+    as by `asyncio.wait_for(future, seconds)` or the cancel of a task that awaits it, and the message goes on; with
+    `send(..., timeout_ms=...)` a message is given up that is not stored by then.
     """
 
     __slots__ = ()
@@ -112,6 +121,11 @@ class SendFuture:
         except KeylaneError as error:
             return error
         return None
+
+    @property
+    def cancel(self) -> NoReturn:
+        """Not there, and `hasattr` is False.  Raises AttributeError: it says what there is instead."""
+        raise AttributeError(NO_CANCEL)
 
     def cancelled(self) -> bool:
         """False: a message that is sent is not withdrawn."""

@@ -98,6 +98,8 @@ class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
     address: ShortText
     readable: bool = True
     writable: bool = True
+    problem: ShortText = ""
+    """Why it takes no writes; "" from one that takes them, or is older than this field."""
     opening: ShortText = ""
     """Random name of this opening of the data folder; "" from a broker that does not report openings."""
     opened_after: Annotated[tuple[ShortText, ...], Meta(max_length=OPENINGS_MAX)] = ()

@@ -26,6 +26,13 @@ SHOWN_BYTES = 32
 """Bytes of a key or a value that `repr(message)` shows."""
 
 
+def not_handed_out(which: str) -> ClosedError:
+    """Make the error of an ack of a message that no consumer handed out; `which` begins its text, as "this message"."""
+    error = ClosedError(f"{which} was read, not handed out by a consumer")
+    error.hint = "Ack or give back only what a handler, an iteration or `getmany` of a consumer in a group gets."
+    return error
+
+
 class Delivery(Protocol):
     """The client that delivered a message and takes its ack."""
 
@@ -120,7 +127,7 @@ class Message(msgspec.Struct, Generic[V], gc=False):
             ClosedError: no consumer delivered the message.
         """
         if self.delivery is None:
-            raise ClosedError("this message was read, not handed out by a consumer")
+            raise not_handed_out("this message")
         return self.delivery.ack(self)
 
     def nack(self, *, after_s: float = 0) -> Coroutine[Any, Any, None]:
@@ -141,7 +148,7 @@ class Message(msgspec.Struct, Generic[V], gc=False):
             ConfigError: `after_s` is no such number.
         """
         if self.delivery is None:
-            raise ClosedError("this message was read, not handed out by a consumer")
+            raise not_handed_out("this message")
         return self.delivery.nack(self, after_s)
 
     def decode(self) -> V:

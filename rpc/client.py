@@ -101,8 +101,8 @@ class MetaClient:
     """
     Calls to one of several metaservers, beginning with the one that answered last.
 
-    A metaserver that cannot be reached, does not answer, has no database or is another program is asked last from then
-    on.  A failed call is made at the next address, unless it may have been done and is not idempotent: then it raises.
+    A metaserver that cannot be reached, does not answer, has no database or is another program, of keylane or not, is
+    asked last from then on.  A failed call is made at the next address, unless it may have been done and is not idempotent: then it raises.
     A heartbeat asks one address.
     """
 
@@ -149,21 +149,22 @@ class MetaClient:
         # A copy: concurrent calls each try every address, while any of them reorders the list.
         addresses = self._addresses[:1] if one_address else list(self._addresses)
         raised: KeylaneError | None = None
+        time_ms = (timeout_ms or self._timeout_ms) + wait_ms
+        now_s = asyncio.get_running_loop().time
         for address in addresses:
+            until_s = now_s() + time_ms / 1000
             try:
                 return await self._network.control(
-                    endpoint.method,
-                    address,
-                    endpoint.path_of(**names),
-                    endpoint.answer,
-                    body=body,
-                    query=query,
-                    timeout_ms=(timeout_ms or self._timeout_ms) + wait_ms,
-                )
+                    endpoint.method, address, endpoint.path_of(**names), endpoint.answer,
+                    body=body, query=query, timeout_ms=time_ms,
+                )  # fmt: skip
             except InvalidRequestError as error:
-                if error.unknown_call:
-                    await self._check_program(address)
-                raise
+                left_ms = int((until_s - now_s()) * 1000)
+                other = await self._other_program(address, left_ms) if error.unknown_call else None
+                if other is None:
+                    raise
+                self.put_last(address)
+                raised = raised or other
             except (NotSentError, OutcomeUnknownError, ForeignServerError, StorageError) as error:
                 self.put_last(address)
                 again = endpoint.repeatable or isinstance(error, NotSentError)
@@ -179,16 +180,19 @@ class MetaClient:
         assert raised is not None, "there is at least one address"
         raise raised
 
-    async def _check_program(self, address: str) -> None:
-        """Raises InvalidRequestError: another program of keylane answers at `address`."""
+    async def _other_program(self, address: str, timeout_ms: int) -> InvalidRequestError | None:
+        """The error of another program of keylane at `address`; None: a metaserver, or no answer within `timeout_ms`."""
         call = endpoints.HEALTH
         try:
             health = await self._network.control(
-                call.method, address, call.path, call.answer, timeout_ms=self._timeout_ms
+                call.method, address, call.path, call.answer, timeout_ms=max(1, timeout_ms)
             )
+            of_program("metaserver", address, health)
+        except InvalidRequestError as error:
+            return error if error.address else None
         except KeylaneError:
-            return
-        of_program("metaserver", address, health)
+            pass
+        return None
 
     async def broker_heartbeat(
         self, body: BrokerHeartbeat, *, within_ms: int | None = None
@@ -361,11 +365,7 @@ class MetaClient:
             timeout_ms: beyond the `wait_ms` of the heartbeat.
         """
         return await self._call(
-            endpoints.HEARTBEAT,
-            body,
-            wait_ms=body.wait_ms,
-            timeout_ms=timeout_ms,
-            one_address=True,
+            endpoints.HEARTBEAT, body, wait_ms=body.wait_ms, timeout_ms=timeout_ms, one_address=True
         )
 
     async def heartbeats(
@@ -376,17 +376,17 @@ class MetaClient:
             endpoints.HEARTBEATS, body, wait_ms=wait_ms, timeout_ms=timeout_ms, one_address=True
         )
 
-    async def release(self, body: ReleaseGrant) -> Done:
-        """Report the end of a hand-over."""
-        return await self._call(endpoints.RELEASE, body)
+    async def release(self, body: ReleaseGrant, *, timeout_ms: int | None = None) -> Done:
+        """Report the end of a hand-over.  `timeout_ms` is of each metaserver, here and in the next two."""
+        return await self._call(endpoints.RELEASE, body, timeout_ms=timeout_ms)
 
-    async def suspend(self, body: Suspend) -> Done:
+    async def suspend(self, body: Suspend, *, timeout_ms: int | None = None) -> Done:
         """Take back a session's partitions and grant it none, or let it take part again."""
-        return await self._call(endpoints.SUSPEND, body)
+        return await self._call(endpoints.SUSPEND, body, timeout_ms=timeout_ms)
 
-    async def leave(self, body: Leave) -> Done:
+    async def leave(self, body: Leave, *, timeout_ms: int | None = None) -> Done:
         """End a consumer session."""
-        return await self._call(endpoints.LEAVE, body)
+        return await self._call(endpoints.LEAVE, body, timeout_ms=timeout_ms)
 
     async def group(self, subject: str, group: str) -> GroupView:
         """Owners of a consumer group."""

@@ -135,7 +135,8 @@ class LoopThread:
 
 
 def _for_threads(error: ClosedError) -> ClosedError:
-    error.hint = HINT
+    if error.hint == ClosedError.hint:
+        error.hint = HINT
     return error
 
 

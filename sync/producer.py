@@ -19,7 +19,12 @@ from ..producer import (
 )
 from ..producer.waiting_keys import WaitingMessages
 from ..protocol.codecs.codec import Codec, V
-from ..protocol.errors import ClosedError, DeliveryTimeoutError, KeyHaltedError
+from ..protocol.errors import (
+    ClosedError,
+    DeliveryTimeoutError,
+    InvalidRequestError,
+    KeyHaltedError,
+)
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import Receipt, TableReceipt
 from ..protocol.routing import OrderStrategy
@@ -42,24 +47,32 @@ class _Outcome(Protocol[R_co]):
 
     def result(self) -> R_co: ...
 
+    @property
+    def cancel(self) -> Any: ...
+
 
 class _OnItsWay(Generic[R]):
     def __init__(self, thread: LoopThread, future: _Outcome[R]) -> None:
         self._thread = thread
         self._future = future
 
-    def result(self, timeout_s: float | None = None) -> R:
+    def result(self, timeout_s: float | None = None, *, timeout: float | None = None) -> R:
         """
         Wait until the message is stored, or kept for its time, or given up; also after the producer is closed.
 
         Args:
             timeout_s: seconds; None: as long as it takes.
+            timeout: the same, by the name that it has in `concurrent.futures`.
 
         Raises:
             TimeoutError: none of these yet; the message stays on its way.
-            InvalidRequestError: `timeout_s` is no number of seconds.
+            InvalidRequestError: `timeout_s` is no number of seconds, or both names are given.
             KeylaneError: the message was given up; its `fate` says whether it may be stored.
         """
+        if timeout is not None:
+            if timeout_s is not None:
+                raise InvalidRequestError("timeout is another name of timeout_s: give one of them")
+            timeout_s = timeout
         try:
             return self._thread.run(self._receipt, timeout_s)
         except ClosedError:
@@ -73,6 +86,11 @@ class _OnItsWay(Generic[R]):
     def done(self) -> bool:
         """True once the message is stored, or kept for its time, or given up."""
         return self._future.done()
+
+    @property
+    def cancel(self) -> Any:
+        """Not there, and `hasattr` is False.  Raises AttributeError: it says what there is instead."""
+        return self._future.cancel
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {'done' if self.done() else 'pending'}>"

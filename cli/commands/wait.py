@@ -63,8 +63,18 @@ async def _available(admin: Admin, count: int) -> list[str]:
     if not health.ready:
         raise StorageError(f"the metaserver is not ready: {health.reason}")
     brokers = (await admin.list_brokers()).brokers
-    names = sorted(broker.broker_group for broker in brokers if broker.available)
+    names = sorted(
+        broker.broker_group for broker in brokers if broker.available and broker.writable
+    )
     if len(names) < count:
         groups = "broker group is" if len(names) == 1 else "broker groups are"
-        raise NotEnoughBrokersError(f"{len(names)} of {count} {groups} available: {listed(names)}")
+        lack = [
+            f"{view.broker_group} {view.state}"
+            for view in brokers
+            if view.broker_group not in names
+        ]
+        others = f"; {listed(lack)}" if lack else ""
+        raise NotEnoughBrokersError(
+            f"{len(names)} of {count} {groups} available: {listed(names)}{others}"
+        )
     return names

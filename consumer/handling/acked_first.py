@@ -15,10 +15,10 @@ from typing import Any, cast
 
 from ...protocol.message import Message
 from ...protocol.text import counted
+from ..log_names import message_name
 from ..pulling.acked_first import AckedFirstClient
 from ..pulling.pull_client import client_of
 from .handlers import await_result
-from .log_throttle import name_of
 
 log = logging.getLogger("keylane.consumer")
 LOG_MS = 1_000
@@ -72,7 +72,7 @@ class AckedFirst:
             return
         log.error(
             "handler failed with %s on %s: acked before, so it is not tried again; %s lost so",
-            type(error).__qualname__, name_of(messages[0]), counted(self._lost, "message is", "messages are"),
+            type(error).__qualname__, message_name(messages[0]), counted(self._lost, "message is", "messages are"),
             exc_info=error,
         )  # fmt: skip
         self._lost = 0

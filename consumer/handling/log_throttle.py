@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from ...protocol.message import Message
 from ...protocol.parked import HANGS_MS
-from ...protocol.text import counted, key_digest, printable, seconds
+from ...protocol.text import counted, printable, seconds
+from ..log_names import message_name
 
 AGAIN_MS = 10_000
 AGAIN_MAX_MS = 3_600_000
@@ -145,7 +146,7 @@ class LogThrottle:
                 else "asked for another try"
             )
         return LogLine(
-            f"{self._runner} {what} on {name_of(message)}: attempt {message.attempt}, "
+            f"{self._runner} {what} on {message_name(message)}: attempt {message.attempt}, "
             f"{seconds(now_ms - trouble.since_ms)} since the first; it is tried again in "
             f"{seconds(wait_ms)}{self._behind(message, ',')}{_told(text)}{SEALED_WAITS if sealed else ''}",
             traceback,
@@ -161,7 +162,7 @@ class LogThrottle:
             return None
         self._logged(trouble, now_ms)
         return LogLine(
-            f"{self._runner} has been running for {seconds(now_ms - since_ms)} on {name_of(message)}: "
+            f"{self._runner} has been running for {seconds(now_ms - since_ms)} on {message_name(message)}: "
             f"attempt {message.attempt}, {seconds(now_ms - trouble.since_ms)} since the first"
             f"{self._behind(message, ';')}"
         )
@@ -209,7 +210,7 @@ class LogThrottle:
         if pause_ms is not None:
             what = f"is set aside alone, and tried again in {seconds(pause_ms)}"
         return LogLine(
-            f"{name_of(message)} {what}: {kind} after {counted(message.attempt, 'attempt')}",
+            f"{message_name(message)} {what}: {kind} after {counted(message.attempt, 'attempt')}",
             traceback,
         )
 
@@ -259,7 +260,7 @@ class LogThrottle:
         said = ", ".join(f"{kind} {count}" for kind, count in kinds)
         age = seconds(now_ms - oldest.since_ms)
         return (
-            f" ({said}); the oldest is {name_of(oldest.message)}: "
+            f" ({said}); the oldest is {message_name(oldest.message)}: "
             f"attempt {oldest.message.attempt}, {age} since the first"
         )
 
@@ -307,13 +308,7 @@ class LogThrottle:
         )
         tries = counted(message.attempt, "attempt")
         took = seconds(now_ms - trouble.since_ms)
-        return LogLine(f"{name_of(message)} {how}: after {tries} and {took}")
-
-
-def name_of(message: Message) -> str:
-    """The partition and offset of the message, and a digest of its key."""
-    where = f"{message.subject} partition {message.partition_id} offset {message.offset}"
-    return f"{where}, {key_digest(message.key)}"
+        return LogLine(f"{message_name(message)} {how}: after {tries} and {took}")
 
 
 def _told(text: str) -> str:

@@ -533,9 +533,9 @@ class Stream:
             race.start(self._asked.wait())
             if not await race.first(HANDOVER_WARN_MS):
                 log.warning(
-                    "partition %d is wanted elsewhere, and %d of its messages are taken and not acked; it is "
+                    "%s is wanted elsewhere, and %d of its messages are taken and not acked; it is "
                     "handed over once they are acked or the next message is asked for",
-                    client.partition_id, client.outstanding,
+                    client.log_name, client.outstanding,
                 )  # fmt: skip
                 await race.first()
 

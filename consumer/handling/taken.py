@@ -9,15 +9,15 @@ from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from ...protocol.errors import ClosedError, InvalidRequestError, LeaseLostError
-from ...protocol.message import Message
+from ...protocol.errors import InvalidRequestError, LeaseLostError
+from ...protocol.message import Message, not_handed_out
 from ...protocol.parked import HANGS_MS
 from ...protocol.text import counted
 from ...rpc.home import Home
+from ..log_names import consumer_name, message_name
 from ..pulling.pull_client import PullClient
 from .failing import Failing
 from .in_hand import InHand
-from .log_throttle import name_of
 
 log = logging.getLogger("keylane.consumer")
 
@@ -51,7 +51,7 @@ class StreamWatch:
             log.warning(
                 "%s waits for acks: %s until earlier ones of their keys are acked or given back, as %s; to have several "
                 "messages of a key at once, use getmany()",
-                manner, counted(in_hand.waiting, "message waits", "messages wait"), name_of(stuck),
+                manner, counted(in_hand.waiting, "message waits", "messages wait"), message_name(stuck),
             )  # fmt: skip
 
     def not_iterated(self, first: Message[Any], waiting: int, now_ms: int) -> None:
@@ -61,9 +61,10 @@ class StreamWatch:
         elif now_ms - self._idle_since_ms >= NOT_ITERATED_MS:
             self._idle_since_ms = now_ms + NOT_ITERATED_REPEAT_MS
             log.warning(
-                "a consumer has no handler and is not iterated: %s of %s wait, and no other consumer gets "
+                "%s has no handler and is not iterated: %s, and no other consumer gets "
                 "its partitions; give it handler=, or use: async for message in consumer",
-                counted(waiting, "message"), first.subject,
+                consumer_name(first.subject, getattr(first.delivery, "group", "")),
+                counted(waiting, "message waits", "messages wait"),
             )  # fmt: skip
 
 
@@ -181,7 +182,7 @@ def _check(messages: Iterable[Message[Any]], home: Home) -> None:
             checked = message.delivery
             client = getattr(checked, "client", None)
             if not isinstance(client, PullClient):
-                raise ClosedError("this message was read, not handed out by a consumer")
+                raise not_handed_out("this message")
             if client.home is not home:
                 raise InvalidRequestError(f"{message!r} was handed out by another consumer")
 

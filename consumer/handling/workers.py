@@ -30,12 +30,13 @@ from ...protocol.clock import Clock, boot_seconds
 from ...protocol.errors import WorkerCancelledError
 from ...protocol.message import Message
 from ..delivery.user_acks import are_parked_together
+from ..log_names import message_name
 from ..pulling.pull_client import PullClient, client_of
 from ..settings import ConsumerSettings
 from .failing import Failing
 from .handlers import Handler, await_result, is_async
 from .lanes import RUN_MIN, Lanes, Run, UnopenedBatch
-from .log_throttle import LogLine, LogThrottle, name_of
+from .log_throttle import LogLine, LogThrottle
 from .not_acked import Retry, only_retry
 from .retries import Retries
 from .worker_task import IdleWorkers, WorkerTask, closes_coroutines, current_task, look_at
@@ -578,9 +579,8 @@ class Workers:
         except TimeoutError:
             for message in (worker.message for worker in late if worker.message):
                 log.warning(
-                    "handler of %s was cancelled %d ms ago and still runs; "
-                    "the partition is not handed over before it ends",
-                    name_of(message), warn_ms,
+                    "handler of %s was cancelled %d ms ago and still runs; the hand-over waits for it",
+                    message_name(message), warn_ms,
                 )  # fmt: skip
             await client.wait_handled()
         for worker in late:

@@ -79,8 +79,8 @@ class Ancestors:
             first = answer.following
         if taken:
             log.info(
-                "partition %d takes over %d parked messages of parent %d",
-                context.partition_id, taken, parent_id,
+                "%s takes over %d parked messages of parent %d",
+                context.log_name, taken, parent_id,
             )  # fmt: skip
         return version
 
@@ -115,6 +115,6 @@ class Ancestors:
         except FencedError:
             raise
         except KeylaneError as error:
-            log.info("parked messages of partition %d: %s", context.partition_id, error.message)
+            log.info("%s: parked messages: %s", context.log_name, error.message)
         finally:
             self._telling = None

@@ -15,6 +15,7 @@ from ...rpc.client import BrokerClient
 from ...rpc.connections import Connections
 from ..delivery.alone_turn import AloneTurn
 from ..delivery.client_delivery import DeliveringClient
+from ..log_names import partition_name
 from ..settings import ConsumerSettings
 
 
@@ -109,7 +110,8 @@ class ParkContext:
         self.owner = owner
         self.grant = grant
         self.who = who
-        self.partition_id = who[0]
+        self.partition_id, group, *_ = who
+        self.log_name = partition_name(subject, self.partition_id, group)
         self.subject = subject
         self.broker_at = connections.broker_at
         self.settings = settings

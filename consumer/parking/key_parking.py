@@ -125,7 +125,8 @@ class KeyParking:
         elif not self._told:
             self._told = True
             log.warning(
-                "parked messages are not handled again here: that needs a handler of one message, or an iteration"
+                "%s: parked messages are not handled again here: that needs a handler of one message, or an iteration",
+                self._context.log_name,
             )
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────

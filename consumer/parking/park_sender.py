@@ -179,7 +179,7 @@ class ParkSender:
                 await asyncio.sleep(pauses.next_ms() / 1000)
 
     def _log(self, level: int, error: KeylaneError) -> None:
-        log.log(level, "parked messages of partition %d: %s", self._context.partition_id, error)
+        log.log(level, "%s: parked messages: %s", self._context.log_name, error)
 
     async def _send(self) -> None:
         """

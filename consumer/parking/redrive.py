@@ -248,8 +248,8 @@ class Redrives:
                         failures += 1
                         self.forget_sources()
                         log.info(
-                            "parked messages of partition %d: %s",
-                            self._context.partition_id,
+                            "%s: parked messages: %s",
+                            self._context.log_name,
                             error.message,
                         )
                         await self._context.pause(failures)
@@ -265,9 +265,9 @@ class Redrives:
             return
         # One of the chosen dead letters may have done it: all are dead letters as before, each with its own failure.
         log.warning(
-            "partition %d: the process of the consumer before ended while it had dead letters that were chosen to be "
+            "%s: the process of the consumer before ended while it had dead letters that were chosen to be "
             "handled again; they are dead letters as before",
-            self._context.partition_id,
+            self._context.log_name,
         )  # fmt: skip
         while rows := (await self._sender.first_rows(key, MAX_I64)).rows:
             await self._sender.send_now(
@@ -384,8 +384,8 @@ class Redrives:
 
     async def _give_up(self, key: ParkKey, source: int, start: int, end: int) -> None:
         log.warning(
-            "partition %d: parked messages [%d, %d) of partition %d are stored no longer, and are given up",
-            self._context.partition_id, start, end, source,
+            "%s: parked messages [%d, %d) of partition %d are stored no longer, and are given up",
+            self._context.log_name, start, end, source,
         )  # fmt: skip
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._sender.unpark(

@@ -155,8 +155,8 @@ class Retrying:
 
     def _bury_crashed(self, attempts: int, source: int, part: Range) -> None:
         log.warning(
-            "partition %d: %s of partition %d, from offset %d on, ended the processes of two consumers, and is set aside",
-            self._context.partition_id, counted(part[1] - part[0], "message"), source, part[0],
+            "%s: %s of partition %d, from offset %d on, ended the processes of two consumers, and is set aside",
+            self._context.log_name, counted(part[1] - part[0], "message"), source, part[0],
         )  # fmt: skip
         failure = crash_of("again", at_ms=self._client.wall_ms(), attempts=attempts)
         self._sender.shift(Shift(-attempts, None, source, (part,), failure), _nothing)
@@ -275,8 +275,8 @@ class Retrying:
         except KeylaneError as error:
             self._redrives.forget_sources()
             log.info(
-                "messages of partition %d that wait for retry: %s",
-                self._context.partition_id,
+                "%s: messages that wait for retry: %s",
+                self._context.log_name,
                 error.message,
             )
             await self._context.pause(1)

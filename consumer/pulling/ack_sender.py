@@ -171,7 +171,7 @@ class AckSender:
                 except FencedError:
                     raise
                 except KeylaneError as error:
-                    log.info("acks of partition %d: %s", self._who[0], error.message)
+                    log.info("%s: acks: %s", self._partition.log_name, error.message)
                     await asyncio.sleep(self._pauses.next_ms() / 1000)
         finally:
             self._renewal.cancel()
@@ -337,7 +337,8 @@ class AckSender:
         """Note that the broker keeps no more ranges; True if a request with fewer can help."""
         release(request.waiters, durable=False)  # else no worker would be left for older messages
         if not self.handled.at_range_limit:
-            log.warning("partition %d: acks wait for older ones: %s", self._who[0], error.message)
+            name = self._partition.log_name
+            log.warning("%s: acks wait for older ones: %s", name, error.message)
         if self._partition.respects_range_limit:
             self._in_flight.block()
         fewer = self.handled.refused()

@@ -51,8 +51,8 @@ class AckedFirstClient(PullClient):
         self._started.update(offsets)
         if self.lapsed:
             log.warning(
-                "partition %d: the lease ended when %s acked, so that no handler gets what was acked",
-                self.partition_id, counted(len(offsets), "message was", "messages were"),
+                "%s: the lease ended when %s acked, so that no handler gets what was acked",
+                self.log_name, counted(len(offsets), "message was", "messages were"),
             )  # fmt: skip
             return False
         return True

@@ -147,8 +147,8 @@ class BroadcastClient(PullClient):
         missed = self._offsets.skip_removed(first_offset)
         self._acked_here.add(start, first_offset)
         log.warning(
-            "partition %d: %s removed before a broadcast consumer of %s got them; it continues at offset %d",
-            self.partition_id, counted(missed, "message was", "messages were"), self._subject, first_offset,
+            "%s: %s removed before a broadcast consumer got them; it continues at offset %d",
+            self.log_name, counted(missed, "message was", "messages were"), first_offset,
         )  # fmt: skip
 
     async def _release(self) -> None:

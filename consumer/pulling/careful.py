@@ -16,9 +16,10 @@ from ...protocol.clock import Clock
 from ...protocol.frames import Acquired
 from ...protocol.message import Message
 from ...protocol.parked import Failure, crash_of
-from ...protocol.text import counted, key_digest
+from ...protocol.text import counted
 from ..delivery.client_delivery import ClientDelivery
 from ..delivery.pulled_batch import PulledBatch
+from ..log_names import message_name
 from ..settings import ConsumerSettings, FailurePolicy
 from .ack_sender import AckSender
 from .column_suspects import ColumnSuspects, SuspectPart
@@ -115,9 +116,9 @@ class CarefulHandOut(ClientDelivery):
         """Hand everything out until no suspect is left."""
         client, upto = self.client, self._answer.suspects_upto
         log.warning(
-            "partition %d: the consumer before it ended without handing over; %s handled one at a time, for up to "
+            "%s: the consumer before it ended without handing over; %s handled one at a time, for up to "
             "%d s, because one of them may have ended it",
-            client.partition_id,
+            client.log_name,
             counted(max(upto - client.cursor, 1), "message is", "messages are"), CAREFUL_MS // 1_000,
         )  # fmt: skip
         self._opens = await self.client.owner.takes_messages()
@@ -206,8 +207,8 @@ class CarefulHandOut(ClientDelivery):
     def _accuse(self, message: Message, crashes: int, then: str = "") -> None:
         """Name a message whose process ended while it was handled alone, in the log and at its broker."""
         log.warning(
-            "partition %d offset %d, %s: the process of its consumer ended while it was handled, %s%s",
-            self.client.partition_id, message.offset, key_digest(message.key), counted(crashes, "time"), then,
+            "%s: the process of its consumer ended while it was handled, %s%s",
+            message_name(message), counted(crashes, "time"), then,
         )  # fmt: skip
         self.client.blocks(message, self._crash(message, crashes))
 

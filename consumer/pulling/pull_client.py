@@ -290,11 +290,11 @@ class PullClient(UserAcks, SettingAside, PullViews):
         try:
             await body()
         except FencedError as error:
-            log.info("partition %d: %s", self.partition_id, error.message)
+            log.info("%s: %s", self.log_name, error.message)
             self._fence(error)
         except OffsetOutOfRangeError as error:
             # The broker stores less than was pulled from it.  Only an owner with the next token may begin again.
-            log.error("partition %d is handed over: %s", self.partition_id, error.message)
+            log.error("%s is handed over: %s", self.log_name, error.message)
             self.owner.end(self)
         except (asyncio.CancelledError, GeneratorExit):
             raise
@@ -327,7 +327,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
             except KeylaneError as error:
                 self._on(PullEvent.FAILED)
                 self.waiting_for = error.message
-                log.info("partition %d: %s", self.partition_id, error.message)
+                log.info("%s: %s", self.log_name, error.message)
                 await asyncio.sleep(self._pauses.next_ms() / 1000)
 
     @property
@@ -551,8 +551,8 @@ class PullClient(UserAcks, SettingAside, PullViews):
         if self._careful is not None:
             self._careful.put([])  # there is no suspect among them any more
         log.warning(
-            "partition %d: %s removed before group %s got them; it continues at offset %d",
-            self.partition_id, counted(missed, "message was", "messages were"), self.group, first_offset,
+            "%s: %s removed before the group got them; it continues at offset %d",
+            self.log_name, counted(missed, "message was", "messages were"), first_offset,
         )  # fmt: skip
 
     def decode(self, record: memoryview, header: Header) -> list[Message]:
@@ -584,7 +584,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
                 await self._release()
         except (TimeoutError, KeylaneError) as error:
             # The next owner's higher token takes the partition all the same; messages without an ack are redelivered.
-            log.info("hand-over of partition %d: %s", self.partition_id, error or "too slow")
+            log.info("%s: hand-over: %s", self.log_name, error or "too slow")
         finally:
             self._acks.end()
             self._room.leave()

@@ -14,6 +14,7 @@ from ...rpc.client import BrokerClient
 from ...rpc.connections import Connections
 from ...rpc.home import Home
 from ..delivery.pulled_batch import PulledBatch
+from ..log_names import partition_name
 from ..parking.key_parking import KeyParking
 from ..settings import ConsumerSettings
 from .fetch_offsets import FetchOffsets
@@ -54,6 +55,12 @@ class PullViews(ABC):
     _offsets: FetchOffsets
     _progress: PullProgress
     _settings: ConsumerSettings
+    _subject: str
+
+    @property
+    def log_name(self) -> str:
+        """Subject, partition and group, for log lines."""
+        return partition_name(self._subject, self.partition_id, self.group)
 
     @property
     def fenced(self) -> bool:

@@ -23,8 +23,9 @@ from ...protocol.message import Message
 from ...protocol.offsets import Range
 from ...protocol.parked import crash_of
 from ...protocol.record import Header
-from ...protocol.text import counted, key_digest
+from ...protocol.text import counted
 from ..delivery.client_delivery import ClientDelivery
+from ..log_names import message_name
 from ..settings import FailurePolicy
 from .pull_client import PullClient
 
@@ -80,7 +81,7 @@ class SharedClient(PullClient):
 
     def _skip_removed(self, error: OffsetOutOfRangeError) -> None:
         # Retention removed messages before they were handed out; the broker hands out what it still stores.
-        log.warning("partition %d: %s", self.partition_id, error.message)
+        log.warning("%s: %s", self.log_name, error.message)
 
     async def _pull_once(self) -> None:
         settings = self._settings
@@ -154,8 +155,8 @@ class SharedClient(PullClient):
             return False
         sets_aside = too_often and settings.failure_policy is not FailurePolicy.BLOCK
         log.warning(
-            "partition %d offset %d, %s: the processes of its consumers ended while they had it, %s; %s",
-            self.partition_id, message.offset, key_digest(message.key), counted(ended, "time"),
+            "%s: the processes of its consumers ended while they had it, %s; %s",
+            message_name(message), counted(ended, "time"),
             "it is set aside" if sets_aside else "it is handled alone",
         )  # fmt: skip
         failure = crash_of(

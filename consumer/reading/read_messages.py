@@ -7,8 +7,7 @@ from typing import Any
 
 from ...protocol.batch import batch_starts, columns
 from ...protocol.codecs.codec import Codec
-from ...protocol.errors import ClosedError
-from ...protocol.message import Message
+from ...protocol.message import Message, not_handed_out
 from ...protocol.routing import Partition
 from ..delivery.decode import decode_messages
 
@@ -27,7 +26,7 @@ class ReadFrom:
 
     async def ack(self, message: Message) -> None:
         """Refuse: raises ClosedError."""
-        raise ClosedError(f"message {message.offset} was read, not handed out by a consumer")
+        raise not_handed_out(f"message {message.offset}")
 
     async def nack(self, message: Message, after_s: float) -> None:
         """Refuse: raises ClosedError."""

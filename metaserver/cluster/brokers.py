@@ -20,6 +20,7 @@ from ...protocol.errors import (
     BrokerGroupUnknownError,
     FolderBehindError,
     FolderGivenUpError,
+    NotEnoughBrokersError,
 )
 from ...protocol.ids import BrokerGroup, check_name
 from ...protocol.routing import PartitionState
@@ -78,6 +79,7 @@ def _values(report: BrokerHeartbeat, ttl_ms: int) -> dict[str, Any]:
         "for_ms": ttl_ms,
         "readable": report.readable,
         "writable": report.writable,
+        "problem": "" if report.writable else report.problem,
         "at_end": report.log_end,
         "hosts": report.hosted,
         "of_version": report.version,
@@ -353,6 +355,8 @@ def broker_views(connection: Connection) -> list[BrokerView]:
         (now_ms() - brokers.c.seen_at).label("silent_ms"),
         brokers.c.cordoned,
         brokers.c.version,
+        sa.and_(brokers.c.writable, brokers.c.readable).label("writable"),
+        brokers.c.problem,
     ).order_by(brokers.c.broker_group)
     return [
         BrokerView(
@@ -362,6 +366,25 @@ def broker_views(connection: Connection) -> list[BrokerView]:
             silent_ms=max(0, row.silent_ms),
             cordoned=row.cordoned,
             version=row.version,
+            writable=bool(row.writable),
+            problem=row.problem,
         )
         for row in connection.execute(chosen)
     ]
+
+
+def no_host(connection: Connection, *, without: str = "") -> NotEnoughBrokersError:
+    """Make the error of new partitions that no broker group can take; it says of each why, but for `without`."""
+    views = [view for view in broker_views(connection) if view.broker_group != without]
+    states = [
+        f"{view.broker_group} is cordoned"
+        if view.available and view.writable
+        else f"{view.broker_group} {'' if view.available else 'is '}{view.state}"
+        for view in views
+    ]
+    other = "other " if without else ""
+    if not states:
+        return NotEnoughBrokersError(f"no {other}broker has reported itself yet")
+    return NotEnoughBrokersError(
+        f"no {other}broker group can take new partitions: {listed(states)}"
+    )

@@ -16,7 +16,6 @@ from sqlalchemy.engine import Connection
 from ...protocol.control import CreateSubject, Retention, SubjectSummary, SubjectView
 from ...protocol.errors import (
     CreationFailedError,
-    NotEnoughBrokersError,
     OverloadedError,
     StrategyMismatchError,
     SubjectDeletedError,
@@ -35,7 +34,7 @@ from ...protocol.routing import (
 )
 from ..sql.dialect import insert_new, now_ms
 from ..sql.schema import partitions, subjects
-from .brokers import lock_brokers, writable_groups
+from .brokers import lock_brokers, no_host, writable_groups
 from .lost_database import check_not_lost
 from .partitions import subject_partitions
 from .removals import being_deleted, name_was_deleted, was_deleted
@@ -160,7 +159,7 @@ def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: in
     if row is None or row.problem:
         hosts = list(writable_groups(connection))[: ask.partitions]
         if not hosts:
-            raise NotEnoughBrokersError
+            raise no_host(connection)
         count = connection.execute(sa.select(sa.func.count()).select_from(subjects)).scalar_one()
         if count >= subjects_max:
             raise OverloadedError("too many subjects", subjects=count, limit=subjects_max)

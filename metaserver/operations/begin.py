@@ -26,9 +26,11 @@ from ...protocol.routing import PartitionState
 from ...protocol.text import LISTED_MAX, listed
 from ..cluster.brokers import (
     broker_alive,
+    broker_views,
     cordon_broker,
     is_cordoned,
     lock_brokers,
+    no_host,
     writable_groups,
 )
 from ..cluster.lost_database import check_not_lost
@@ -83,7 +85,13 @@ def plan_operations(connection: Connection, ask: Reshape) -> list[PlannedOperati
         subject = free_subject(connection, ask.subject)
     else:
         subject = free_subject(connection, _subject_of(connection, ask.partition_ids))
-    return [PlannedOperation(subject=subject, plan=_plan(connection, ask, subject, hosts))]
+    try:
+        plan = _plan(connection, ask, subject, hosts)
+    except NotEnoughBrokersError as error:
+        if hosts:
+            raise
+        raise no_host(connection) from error
+    return [PlannedOperation(subject=subject, plan=plan)]
 
 
 def _plan(
@@ -192,11 +200,10 @@ def _check_target(
         raise BrokerCordonedError(
             f"broker group {target!r} is cordoned: it gets no new partitions", broker_group=target
         )
-    if not alive:
-        raise NotEnoughBrokersError(f"broker group {target!r} is silent", broker_group=target)
     if target not in hosts:
+        view = next(view for view in broker_views(connection) if view.broker_group == target)
         raise NotEnoughBrokersError(
-            f"broker group {target!r} takes no writes now", broker_group=target
+            f"broker group {target!r} {'' if alive else 'is '}{view.state}", broker_group=target
         )
 
 

@@ -25,12 +25,17 @@ from dataclasses import replace
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import CreationRunningError, InvalidRequestError, OperationRunningError
+from ...protocol.errors import (
+    CreationRunningError,
+    InvalidRequestError,
+    NotEnoughBrokersError,
+    OperationRunningError,
+)
 from ...protocol.ids import BrokerGroup, PartitionId, check_name
 from ...protocol.operations import BusySubject, Reshape, StepAction
 from ...protocol.queues import start_behind_loss
 from ...protocol.routing import OrderStrategy, PartitionState
-from ..cluster.brokers import broker_alive, writable_groups
+from ..cluster.brokers import broker_alive, no_host, writable_groups
 from ..cluster.losses import read_losses
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import check_not_hidden, find_subject
@@ -108,7 +113,10 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
         if running is not None or subject.route_version == 0:
             plans.append(_not_free(connection, ask, subject, running or 0))
             continue
-        plan = plan_evacuation(open_partitions(connection, subject), source, load)
+        try:
+            plan = plan_evacuation(open_partitions(connection, subject), source, load)
+        except NotEnoughBrokersError as error:
+            raise no_host(connection, without=source) from error
         load.update(child.broker_group for child in plan.children)
         sealed = _blocking_there(connection, subject, source, blocking) if left else ()
         busy = None

@@ -35,7 +35,7 @@ from ...protocol.operations import (
     StepAction,
 )
 from ...protocol.routing import PartitionState
-from ..cluster.brokers import lock_brokers, writable_groups
+from ..cluster.brokers import lock_brokers, no_host, writable_groups
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import check_not_hidden, check_open, find_subject
 from ..operations.begin import journal_operation
@@ -83,7 +83,10 @@ def begin_cut(
         return known.operation_id
     check_continues(connection, row, there, parents)
     behind = {parent: hidden_id for hidden_id, ids in parents.items() for parent in ids}
-    plan = plan_set(open_partitions(connection, there), writable_groups(connection))
+    hosts = writable_groups(connection)
+    if not hosts:
+        raise no_host(connection)
+    plan = plan_set(open_partitions(connection, there), hosts)
     children = tuple(
         replace(
             child,

@@ -16,7 +16,6 @@ from sqlalchemy.engine import Connection
 from ...protocol.control import Retention
 from ...protocol.errors import (
     InvalidRequestError,
-    NotEnoughBrokersError,
     OverloadedError,
     PublishTargetError,
     SubjectUnknownError,
@@ -24,7 +23,7 @@ from ...protocol.errors import (
 from ...protocol.ids import check_name, partition_name
 from ...protocol.operations import HideSubject
 from ...protocol.routing import OrderStrategy, PartitionState, split_ranges
-from ..cluster.brokers import lock_brokers, writable_groups
+from ..cluster.brokers import lock_brokers, no_host, writable_groups
 from ..cluster.lost_database import check_not_lost
 from ..cluster.removals import being_deleted
 from ..cluster.rows import SubjectRow
@@ -66,7 +65,7 @@ def plan_hidden(
         )
     hosts = Counter(writable_groups(connection))
     if not hosts:
-        raise NotEnoughBrokersError
+        raise no_host(connection)
     count = connection.execute(sa.select(sa.func.count()).select_from(subjects)).scalar_one()
     if count >= subjects_max:
         raise OverloadedError("too many subjects", subjects=count, limit=subjects_max)

@@ -112,6 +112,13 @@ brokers = Table(
         server_default="",
         comment="of its program; empty: it told none",
     ),
+    Column(
+        "problem",
+        String(512),
+        nullable=False,
+        server_default="",
+        comment="why it takes no writes; empty: it takes them, or told no reason",
+    ),
 )
 
 metaservers = Table(

@@ -10,7 +10,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, NoReturn
 
 from ...protocol.batch import encode_batch
 from ...protocol.clock import Clock
@@ -51,7 +51,7 @@ class ScheduledFuture:
     """
     The future outcome of a `send` with `deliver_at`: `await future` returns the ScheduledReceipt, or raises.
 
-    A cancelled wait does not withdraw the message; `producer.cancel(receipt)` does.
+    A cancelled wait does not withdraw the message, and there is no `cancel`; `producer.cancel(receipt)` withdraws it.
     """
 
     __slots__ = ("_listeners", "_reported", "_task")
@@ -105,6 +105,13 @@ class ScheduledFuture:
         """
         self._reported = self._reported or self._task.done()
         return self._task.exception()
+
+    @property
+    def cancel(self) -> NoReturn:
+        """Not there, and `hasattr` is False.  Raises AttributeError: it says what there is instead."""
+        raise AttributeError(
+            "a message for later is withdrawn by its receipt: producer.cancel(await future)"
+        )
 
     def cancelled(self) -> bool:
         """False: `producer.cancel(receipt)` withdraws a message."""

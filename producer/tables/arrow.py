@@ -28,6 +28,7 @@ from ...protocol.errors import (
     MessageTooLargeError,
     RowsGivenUpError,
     RowsRefusedError,
+    RowsUnfinishedError,
 )
 from ...protocol.limits import KEY_BYTES_MAX, LOGICAL_PARTITIONS
 from ...protocol.message import Receipt, TableReceipt
@@ -88,6 +89,10 @@ class Column:
         return bytes(self.bytes_of(index, index + 1))
 
 
+class StreamFailedError(Exception):
+    """A stream of record batches raised, which is the cause."""
+
+
 class ArrowSource:
     """
     Arrow data, cut into blocks of a key column and a value column.
@@ -117,11 +122,19 @@ class ArrowSource:
                 yield block
                 row += len(block)
 
-    async def stream(self) -> AsyncIterator[Iterator[Block]]:
-        """The blocks of one record batch after another.  A stream may block, so it is read in a thread."""
-        batches = iter(self._source)
-        while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-            yield self._blocks(batch)
+    async def stream(self) -> AsyncIterator[list[Block]]:
+        """
+        The blocks of one record batch after another.  A stream may block, so it is read in a thread.
+
+        Raises:
+            StreamFailedError: the source raised.
+        """
+        try:
+            batches = iter(self._source)
+            while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+                yield list(self._blocks(batch))
+        except Exception as error:
+            raise StreamFailedError from error
 
     def _blocks(self, batch: Any) -> Iterator[Block]:
         columns = [_without_views(batch.column(self._value))]
@@ -349,9 +362,11 @@ class TableSending:
         Raises:
             RowsRefusedError: without `partial`, a row cannot be sent: no row of a source in memory is, and of a stream
                 none of that record batch and of those after it.
+            RowsUnfinishedError: a stream raised; what it gave before was sent.
             RowsGivenUpError: rows were given up.
         """
         self._partial = partial
+        failure: BaseException | None = None
         await self._sender.routed()  # the route has the limit of a row
         if source.in_memory:
             if not partial:
@@ -359,13 +374,17 @@ class TableSending:
             for block in source.blocks():
                 await self._send_block(block)
         else:
-            async for blocks in source.stream():
-                record_batch = list(blocks)
-                if not partial:
-                    await self._check(record_batch)
-                for block in record_batch:
-                    await self._send_block(block)
+            try:
+                async for record_batch in source.stream():
+                    if not partial:
+                        await self._check(record_batch)
+                    for block in record_batch:
+                        await self._send_block(block)
+            except StreamFailedError as error:
+                failure = error.__cause__
         await self._settle(waits=True)
+        if failure is not None:
+            raise self._unfinished(failure)
         if self._given_up:
             raise self._error()
         return TableReceipt(self._stored, self._refused)
@@ -490,8 +509,30 @@ class TableSending:
         else:
             self._stored += 1
 
+    @property
+    def _unknown(self) -> int:
+        """The number of given-up rows that may be stored."""
+        return sum(error.fate is Fate.UNKNOWN for error in self._given_up.values())
+
+    def _unfinished(self, failure: BaseException) -> RowsUnfinishedError:
+        unknown = self._unknown
+        given_up = f", {len(self._given_up)} were given up" if self._given_up else ""
+        left_out = f", {len(self._refused)} were left out" if self._refused else ""
+        error = RowsUnfinishedError(
+            f"the source failed behind {counted(self._row, 'row')}, of which {self._stored} are stored{given_up}"
+            f"{left_out}: {failure!r:.200}",
+            sent=self._row,
+            stored=self._stored,
+            rows=sorted(self._given_up | self._refused)[:ROWS_NAMED],
+            messages=len(self._given_up),
+            unknown=unknown,
+        )
+        error.fate = Fate.UNKNOWN if unknown else Fate.NOT_DONE
+        error.__cause__ = failure
+        return error
+
     def _error(self) -> RowsGivenUpError:
-        unknown = sum(error.fate is Fate.UNKNOWN for error in self._given_up.values())
+        unknown = self._unknown
         row, first = min(self._given_up.items())
         gone = counted(len(self._given_up), "row was", "rows were")
         error = RowsGivenUpError(

@@ -76,7 +76,7 @@
     │   ├── GivenUpError                                   by flush and close: messages whose futures were never awaited
     │   ├── DeliveryTimeoutError, KeyHaltedError           by `await send`; producer.resume(error) resumes the key
     │   ├── PartlyQueuedError                              by send_all
-    │   └── RowsRefusedError, RowsGivenUpError             by send_arrow
+    │   └── RowsRefusedError, RowsGivenUpError, RowsUnfinishedError    by send_arrow
     ├── RangeUnreadableError           a broker was away for longer than a reader of a range waits
     ├── JsonValueError                 a value does not fit the schema of a reader
     ├── ReadFilterError                the `where` of a reader failed

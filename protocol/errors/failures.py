@@ -156,6 +156,24 @@ class RowsGivenUpError(DeliveryError):
     """Number of stored rows."""
 
 
+class RowsUnfinishedError(DeliveryError):
+    """Raised by `send_arrow`: the source of its rows failed before its end, and the rows before were sent."""
+
+    code = 1189
+    summary = "the source of the rows failed"
+    hint = "Mend what the cause names, then send the rows behind those that were sent; of them, again what is not stored."
+    sent = Detail(int)
+    """Rows that were read and sent: the first ones of the source."""
+    stored = Detail(int)
+    """Rows of these that are stored."""
+    rows = Detail[list[int]](list)
+    """Numbers of the first hundred of these that were given up, or left out."""
+    messages = Detail(int)
+    """Rows of these that were given up."""
+    unknown = Detail(int)
+    """Given-up rows that may be stored."""
+
+
 class StorageError(KeylaneError):
     """Root of the errors of disks and databases."""
 
@@ -258,7 +276,7 @@ class ClosedError(KeylaneError):
 
     code = 1402
     summary = "used after close"
-    hint = "Use it inside its `async with` block. Only a message that a consumer delivered can be acked."
+    hint = "Use it inside its `async with` block."
 
 
 class InputUnfinishedError(KeylaneError):

@@ -300,7 +300,7 @@ class NotEnoughBrokersError(RefusedError):
     code = 1151
     summary = "no broker group is available"
     retry = RetryRule.LATER
-    hint = "Start a broker, wait until one has reported itself, or uncordon one."
+    hint = "Start a broker, make room on its disk, or uncordon one: keylane broker list shows why one gets none."
     subject = Detail(str)
     broker_group = Detail(str)
 

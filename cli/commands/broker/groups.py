@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ....protocol.membership.broker_views import BrokerView
 from ...connection import open_admin
 from ...options import OutputFormat
 from ...screen import make_table, show_json, show_line, show_table
@@ -22,8 +23,8 @@ async def list_brokers(meta: str, output: OutputFormat) -> None:
         (
             broker.broker_group,
             broker.address,
-            "available" if broker.available else f"silent for {broker.silent_ms / 1000:.0f} s",
-            "gets none" if broker.cordoned else "gets some",
+            broker.state,
+            _new_partitions(broker),
         )
         for broker in listed.brokers
     ]
@@ -31,6 +32,12 @@ async def list_brokers(meta: str, output: OutputFormat) -> None:
     show_table(make_table(title, ("broker group", "address", "state", "new partitions"), rows))
     for refused in listed.refused:
         show_line(f"{refused.broker_group} at {refused.address} is refused: {refused.problem}")
+
+
+def _new_partitions(broker: BrokerView) -> str:
+    if broker.gets_partitions:
+        return "gets some"
+    return "gets none: cordoned" if broker.cordoned else "gets none"
 
 
 async def cordon(meta: str, output: OutputFormat, *, group: str, cordoned: bool) -> None:

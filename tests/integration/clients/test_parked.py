@@ -15,7 +15,7 @@ from keylane import (
     Producer,
     SubjectUnknownError,
 )
-from keylane.admin import ParkedKeyView, ParkState
+from keylane.admin import ParkedKeyView, ParkedMessage, ParkState
 from keylane.errors import ParkedKeyUnknownError, PartitionUnknownError, SubjectExistsError
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.operations import OperationKind, Reshape
@@ -107,6 +107,37 @@ async def end_of(admin: Admin, subject: str, partition_id: int) -> int:
     partitions = (await admin.describe_subject(subject)).partitions
     (end,) = [each.next_offset for each in partitions if each.partition_id == partition_id]
     return end
+
+
+async def test_messages_that_a_child_is_taking_over_are_waited_for(shared_cluster: Cluster):
+    """The sealed parent has passed the key on, and no child has it yet: nothing says that it is not parked."""
+    places = await sent(shared_cluster, "parked-passing", partitions=1)
+    async with (
+        asyncio.timeout(60),
+        RawOwner(shared_cluster.meta, "parked-passing", "g") as owner,
+        Admin(shared_cluster.meta) as admin,
+    ):
+        parent = places[b"a"][0][0]
+        await park(owner, places, b"a")
+        await owner.ack(parent, (0, 15))
+        await shared_cluster.reshape(
+            Reshape(kind=OperationKind.RESIZE, subject="parked-passing", partitions=2)
+        )
+        await drained(owner, parent)
+        children = [child for child in await owner.granted() if child != parent]
+        taken = [(child, await owner.take(parent, child)) for child in children]
+
+        async def shown(key: bytes) -> list[ParkedMessage]:
+            return [each async for each in admin.parked_messages("parked-passing", "g", key)]
+
+        asked = asyncio.create_task(shown(b"a"))
+        await asyncio.sleep(0.2)
+        assert not asked.done()
+        for child, adopted in taken:
+            await owner.change(child, adopted)
+        assert [(each.partition_id, each.offset) for each in await asked] == places[b"a"]
+        with pytest.raises(ParkedKeyUnknownError):
+            await shown(b"never parked")
 
 
 async def test_messages_of_an_ancestor_are_read_from_its_broker(shared_cluster: Cluster):

@@ -150,8 +150,9 @@ async def test_unreachable_metaserver_is_told_at_open():
 async def test_closed_producer_takes_nothing(shared_cluster: Cluster):
     """Sending before open or after close is a mistake of the caller's."""
     producer = Producer(shared_cluster.meta)
-    with pytest.raises(ClosedError):
+    with pytest.raises(ClosedError) as caught:
         producer.send("known", b"v")
+    assert caught.value.hint == "Use it inside its `async with` block.", "no word of acks"
     async with producer:
         pass
     with pytest.raises(ClosedError):

@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from keylane import Producer, RowsGivenUpError, RowsRefusedError
+from keylane import Fate, Producer, RowsGivenUpError, RowsRefusedError, RowsUnfinishedError
 from keylane.producer import ProducerSettings
 from keylane.protocol.errors import InvalidRequestError, SubjectUnknownError
 from keylane.protocol.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
@@ -208,6 +209,52 @@ async def test_rows_given_up_are_named_when_the_broker_is_gone(cluster: Cluster)
         assert gone.value.messages == 3_000
         assert gone.value.rows == list(range(100))
         await producer.flush()
+
+
+def failing_reader(batches: int, rows: int) -> pa.RecordBatchReader:
+    """A stream of `batches` record batches that raises behind the last."""
+    schema = pa.schema([("k", pa.binary()), ("v", pa.binary())])
+
+    def read() -> Iterator[pa.RecordBatch]:
+        for number in range(batches):
+            keys = [b"%d" % (row % 7) for row in range(rows)]
+            values = [b"%d" % (number * rows + row) for row in range(rows)]
+            yield pa.record_batch([pa.array(keys), pa.array(values)], schema)
+        raise OSError("the file is cut off")
+
+    return pa.RecordBatchReader.from_batches(schema, read())
+
+
+@pytest.mark.parametrize("batches", [0, 3])
+async def test_stream_that_raises_says_how_many_rows_are_stored(
+    shared_cluster: Cluster, batches: int
+):
+    """The rows before are stored, in their order, and the source's own error is the cause."""
+    subject = f"arrow-cut-{batches}"
+    route = await shared_cluster.create(subject)
+    async with Producer(shared_cluster.meta) as producer:
+        with pytest.raises(RowsUnfinishedError, match="the file is cut off") as cut:
+            await producer.send_arrow(subject, failing_reader(batches, 1_000), key="k", value="v")
+        error = cut.value
+        assert (error.sent, error.stored, error.messages) == (batches * 1_000, batches * 1_000, 0)
+        assert error.fate is Fate.NOT_DONE
+        assert isinstance(error.__cause__, OSError)
+        await producer.flush()
+    there = await stored(shared_cluster, route)
+    assert sorted(int(message.value) for message in there) == list(range(batches * 1_000))
+
+
+@pytest.mark.cluster(brokers=1)
+async def test_stream_that_raises_counts_rows_that_were_given_up(cluster: Cluster):
+    await cluster.create("arrow-cut-gone", partitions=1)
+    settings = ProducerSettings(delivery_timeout_ms=1_000)
+    async with Producer(cluster.meta, settings=settings) as producer:
+        await producer.send_arrow("arrow-cut-gone", pa.table({"v": [b"1"]}), value="v")
+        cluster.brokers[0].kill()
+        with pytest.raises(RowsUnfinishedError, match="2000 were given up") as cut:
+            await producer.send_arrow("arrow-cut-gone", failing_reader(2, 1_000), value="v")
+        assert (cut.value.sent, cut.value.stored, cut.value.messages) == (2_000, 0, 2_000)
+        assert cut.value.rows == list(range(100))
 
 
 def test_table_is_cut_without_pandas():

@@ -64,6 +64,18 @@ def test_script_gets_receipts_and_stores_everything(shared_cluster: Cluster, sub
     stored(shared_cluster, subject, {b"k": values})
 
 
+def test_result_takes_the_time_out_of_concurrent_futures(shared_cluster: Cluster, subject: str):
+    """Under its name there, `timeout`, or under `timeout_s`; a message is not canceled."""
+    with Producer(shared_cluster.meta) as producer:
+        sent = producer.send(subject, b"v", key=b"k")
+        assert sent.result(timeout=30) == sent.result(timeout_s=30) == sent.result(30)
+        with pytest.raises(InvalidRequestError, match="another name"):
+            sent.result(1, timeout=1)
+        with pytest.raises(InvalidRequestError):
+            sent.result(timeout=-1)
+        assert not hasattr(sent, "cancel")
+
+
 def test_message_is_kept_until_its_time_or_canceled(shared_cluster: Cluster, subject: str):
     """Its receipt may be asked for after the end of the block; a key and a time that has passed are refused."""
     now_ms = time.time_ns() // 1_000_000

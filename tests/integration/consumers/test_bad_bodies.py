@@ -55,6 +55,37 @@ async def test_body_that_blocks_past_the_lease_loses_what_is_in_hand(shared_clus
     assert again[0].fencing_token > taken[0].fencing_token
 
 
+@pytest.mark.parametrize("by_column", [False, True])
+async def test_loop_that_catches_a_lost_lease_goes_on_and_gets_the_messages_again(
+    shared_cluster: Cluster, by_column: bool
+):
+    """`async for` and `batches()`: the ack is refused in the body, and nothing is lost or out of order."""
+    subject = f"lost-in-a-loop-{by_column}"
+    await fill(shared_cluster, subject, 6)
+    consumer = Consumer(
+        shared_cluster.meta,
+        subject=subject,
+        group="g",
+        settings=ConsumerSettings(ttl_ms=1_000, handover_ms=100),
+    )
+    acked: list[int] = []
+    refused = 0
+    async with asyncio.timeout(60), consumer:
+        async for taken in consumer.batches() if by_column else consumer:
+            if not refused:
+                time.sleep(1.5)
+            try:
+                await taken.ack()
+            except LeaseLostError:
+                refused += 1
+                continue
+            acked += range(taken.start_offset, taken.next_offset) if by_column else [taken.offset]
+            if len(acked) == 6:
+                break
+    assert refused == 1
+    assert acked == list(range(6))
+
+
 async def test_handler_that_forks_is_the_parents_alone(shared_cluster: Cluster):
     """The child can neither ack nor consume; the parent handles every message once."""
     await fill(shared_cluster, "forking-handler", 4)

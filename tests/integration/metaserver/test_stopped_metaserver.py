@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from keylane import Consumer, Message, Producer
+from keylane import Admin, Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
-from support.cluster import Cluster, eventually, pause
+from keylane.consumer.membership import FAREWELL_MS_MIN
+from support.cluster import Cluster, eventually, pause, resume
 from support.postgres import Postgres
 
 TTL_MS = 6_000
 SHORT_TTL_MS = 4_000
+CALL_TIMEOUT_MS = 3_000
 
 
 def sharing_cluster(folder: Path, postgres: Postgres, metas: int) -> Cluster:
@@ -95,3 +98,29 @@ async def test_two_of_three_stopped_metaservers_cost_no_lease(three_metas: Clust
         await eventually(lambda: len(handled) == sent)
     assert len({message.fencing_token for message in handled}) == 1, "it kept its lease"
     assert [message.value for message in handled] == [b"%d" % number for number in range(sent)]
+
+
+@pytest.mark.crash
+async def test_close_waits_once_for_a_stopped_metaserver(tmp_path: Path) -> None:
+    """However many parts the farewell has: one whole time-out, then FAREWELL_MS_MIN for each that is left; acks are kept."""
+    handled: list[Message] = []
+    settings = ConsumerSettings(ttl_ms=TTL_MS, call_timeout_ms=CALL_TIMEOUT_MS)
+    with Cluster(tmp_path, 1) as cluster:
+        await cluster.create("s", partitions=4)
+        async with Producer(cluster.meta) as producer:
+            for number in range(20):
+                await producer.send("s", b"%d" % number, key=b"%d" % number)
+        consumer = Consumer(
+            cluster.meta, subject="s", group="g", handler=handled.append, settings=settings
+        )
+        async with consumer:
+            await eventually(lambda: len(handled) == 20)
+            pause(cluster.metas[0].process.pid)
+            began = time.monotonic()
+            await consumer.close()
+            took_ms = (time.monotonic() - began) * 1_000
+        resume(cluster.metas[0].process.pid)
+        assert took_ms < CALL_TIMEOUT_MS + 2 * FAREWELL_MS_MIN + 1_500, "it was 3 time-outs before"
+        async with Admin(cluster.meta) as admin:
+            group = await admin.describe_group("s", "g")
+        assert [partition.lag for partition in group.partitions] == [0, 0, 0, 0]

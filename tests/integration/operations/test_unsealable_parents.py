@@ -13,10 +13,12 @@ from msgspec.structs import replace
 
 from keylane.broker.app import RunningBroker, running_broker
 from keylane.broker.settings import BrokerSettings
+from keylane.cli.commands.broker.groups import list_brokers
+from keylane.cli.options import OutputFormat
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import CreateSubject, Route
-from keylane.protocol.errors import FlushFailedError, StaleRouteError
+from keylane.protocol.errors import FlushFailedError, NotEnoughBrokersError, StaleRouteError
 from keylane.protocol.frames import Append, Appended
 from keylane.protocol.operations import (
     OperationKind,
@@ -145,6 +147,10 @@ class SealingCluster:
         _, durable = store.seal((await self.on(group)).partition_id)
         with pytest.raises(FlushFailedError):
             await durable
+        await self.gets_no_partitions(group)
+
+    async def gets_no_partitions(self, group: str) -> None:
+        """Wait until its report that it takes no writes has come."""
         dry = replace(THREE, dry_run=True)
         while any(
             partition.broker_group == group for partition in (await self.begin(dry)).children
@@ -172,6 +178,32 @@ async def test_evacuation_moves_a_broker_that_takes_no_messages(house: SealingCl
     assert {partition.broker_group for partition in (await house.route()).open_partitions()} == {
         "g1"
     }
+
+
+async def test_broker_list_and_a_refused_move_say_why_a_broker_takes_no_writes(
+    house: SealingCluster, capsys: pytest.CaptureFixture[str]
+):
+    """The reason comes with the broker's next report."""
+    commit = house.brokers["g2"].store.commit
+    full = "the disk is 91 % full, and 90 % is the limit"
+    commit.refuse_messages(full)
+    commit.hold = lambda _reason: None  # type: ignore[method-assign]
+    await house.gets_no_partitions("g2")
+    move = Reshape(
+        kind=OperationKind.MOVE,
+        partition_ids=((await house.on("g1")).partition_id,),
+        broker_group="g2",
+    )
+    with pytest.raises(NotEnoughBrokersError, match=f"'g2' takes no writes: {full}"):
+        await house.begin(move)
+    evacuation = Reshape(kind=OperationKind.EVACUATE, broker_group="g1")
+    with pytest.raises(NotEnoughBrokersError, match=f"no other broker group .*: {full}"):
+        await house.begin(evacuation)
+    capsys.readouterr()
+    await list_brokers(house.meta_address, OutputFormat.TABLE)
+    line = next(line for line in capsys.readouterr().out.splitlines() if " g2 " in line)
+    assert "takes no writes: the disk is 91 %" in line
+    assert "gets none" in line
 
 
 async def test_no_parent_is_sealed_when_one_cannot_be(house: SealingCluster):

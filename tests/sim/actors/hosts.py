@@ -379,6 +379,7 @@ class BrokerHost(Host):
             broker_id=identity.broker_id,
             address=self.address,
             writable=not store.commit.reason,
+            problem=store.commit.reason,
             opening=opening.opening,
             opened_after=opening.before if self._registration.problem else (),
             log_end=store.log.end,

@@ -96,6 +96,10 @@ class RawOwner:
 
     async def adopt(self, parent: int, child: int) -> None:
         """Take over what of the parent belongs to a child."""
+        await self.change(child, await self.take(parent, child))
+
+    async def take(self, parent: int, child: int) -> Adopt:
+        """Have the parent pass on what belongs to a child; returns what the child has to adopt."""
         (partition,) = [
             each for each in (await self.route()).partitions if each.partition_id == child
         ]
@@ -103,4 +107,4 @@ class RawOwner:
         take = TakeParked(parent, self._group, low, high, 0)
         answer, payload = await self._brokers[parent].call(take)
         assert answer.following is None
-        await self.change(child, Adopt(parent, tuple(decode_adopted(payload)), last=True))
+        return Adopt(parent, tuple(decode_adopted(payload)), last=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from typing import Any
 
@@ -17,6 +18,7 @@ from keylane.protocol.errors import (
     OutcomeUnknownError,
     SessionUnknownError,
     UnauthenticatedError,
+    UnreachableError,
 )
 from keylane.rpc.connections import Connections
 from sim.machines.clock import ManualClock
@@ -46,7 +48,7 @@ class VersionedMeta:
         self._clock.now_ms += self._took_ms
         return Grants(version=self.versions.pop(0), ttl_ms=1_000, grants=())
 
-    async def leave(self, _body):
+    async def leave(self, _body, *, timeout_ms=None):
         return Done()
 
 
@@ -168,6 +170,37 @@ class LosingHolder(Holder):
         self.error = error
 
 
+class FailingMeta(VersionedMeta):
+    """Its first heartbeat is not answered, and its second ends the session."""
+
+    failures = 2
+
+    async def heartbeat(self, body, *, timeout_ms=None):
+        self.failures -= 1
+        if self.failures == 1:
+            raise UnreachableError("no answer")
+        if not self.failures:
+            raise SessionUnknownError("it was silent")
+        return await super().heartbeat(body, timeout_ms=timeout_ms)
+
+
+async def test_failed_heartbeats_and_the_end_of_a_session_name_subject_and_group(
+    caplog: pytest.LogCaptureFixture,
+):
+    """A program with many consumers tells them apart."""
+    clock = ManualClock()
+    meta = FailingMeta(clock, 1, 2)
+    membership = membership_with(meta, clock)
+    with caplog.at_level(logging.INFO, "keylane.consumer"):
+        await membership.start(LosingHolder())
+        await eventually(lambda: not meta.versions)
+        await membership.stop()
+    assert caplog.messages[:2] == [
+        "consumer of s in group g: heartbeat: no answer",
+        "consumer of s in group g lost its session: it was silent",
+    ]
+
+
 async def test_consumer_ends_when_a_later_process_has_its_instance():
     """It says that it joins again, so it takes no place from the other; a join whose answer was lost is repeated as it was."""
     clock, holder = ManualClock(), LosingHolder()
@@ -273,7 +306,7 @@ class LeavingMeta(VersionedMeta):
         super().__init__(clock, 1)
         self.leaving = asyncio.Event()
 
-    async def leave(self, _body):
+    async def leave(self, _body, *, timeout_ms=None):
         self.leaving.set()
         await asyncio.Event().wait()
 

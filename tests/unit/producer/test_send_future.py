@@ -22,6 +22,18 @@ async def test_future_has_its_result_when_it_is_done():
         assert future.result() == receipt
 
 
+async def test_cancel_is_not_there_and_says_what_there_is_instead():
+    """`asyncio.wait_for` ends the wait alone: the message is stored."""
+    async with producer_on(ScriptedNetwork()) as producer:
+        future = producer.send("s", b"v", key=b"k")
+        assert not hasattr(future, "cancel")
+        with pytest.raises(AttributeError, match="timeout_ms"):
+            future.cancel()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(future, 0)
+        assert (await future).durable
+
+
 async def test_result_raises_when_the_message_was_given_up():
     """`flush` does not tell again what a `result` has told."""
     network = ScriptedNetwork()

@@ -333,6 +333,38 @@ async def test_call_of_a_metaserver_names_the_broker_that_answers(network, serve
         await Producer(server.address, _environment=environment).__aenter__()
 
 
+async def test_next_metaserver_is_asked_when_a_broker_answers(network, serve, server):
+    """A broker's address among those of metaservers is asked last from then on."""
+    broker = await serve(*SmallMetaserver("broker").routes()[:1])
+    client = MetaClient(network, [broker.address, server.address])
+    await client.leave(Leave(session="s"))
+    assert client.first == server.address
+
+
+async def test_heartbeat_asks_another_metaserver_next_when_a_broker_answers(network, serve, server):
+    """One address is asked each time, and the caller is told of the broker."""
+    broker = await serve(*SmallMetaserver("broker").routes()[:1])
+    client = MetaClient(network, [broker.address, server.address])
+    with pytest.raises(InvalidRequestError, match="is the address of a broker"):
+        await client.heartbeat(Heartbeat(session="s"))
+    assert client.first == server.address
+
+
+async def test_look_at_a_program_takes_what_is_left_of_the_calls_time(network, serve):
+    """A heartbeat of 300 ms does not wait 5 s for the health of a server that does not know the call."""
+    other = SmallMetaserver("broker")
+    other.wait = asyncio.Event()
+    server = await serve(*other.routes()[:1])
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    with pytest.raises(InvalidRequestError, match="404 Not Found"):
+        await MetaClient(network, [server.address]).heartbeat(
+            Heartbeat(session="s"), timeout_ms=300
+        )
+    assert loop.time() - began_s < 2
+    other.wait.set()
+
+
 async def test_call_that_the_server_does_not_have_is_told(network, server):
     """As that of a metaserver, made to a broker's address."""
     with pytest.raises(InvalidRequestError, match="404 Not Found; this server is another program"):

@@ -35,6 +35,7 @@ class StreamClient:
 
     def __init__(self, left_ms: int = 60_000) -> None:
         self.partition_id = 1
+        self.log_name = "s partition 1 in group g"
         self.client = self
         self.left_ms = left_ms
         self.in_flight = MessagesInFlight()
@@ -108,7 +109,9 @@ async def test_hand_over_waits_for_the_message_in_the_loop_body(
         assert not quiesced.done()
     assert client.outstanding == 1, "what was not taken is forgotten"
     assert len(caplog.messages) == 1
-    assert "partition 1 is wanted elsewhere, and 1 of its messages" in caplog.messages[0]
+    assert (
+        "s partition 1 in group g is wanted elsewhere, and 1 of its messages" in caplog.messages[0]
+    )
     client.forget(1)
     await asyncio.wait_for(quiesced, 30)
 

@@ -47,6 +47,7 @@ class ToldPartition:
     holds_fence = True
     is_idle = False
     respects_range_limit = False
+    log_name = "s partition 1 in group g"
 
     def __init__(self, broker: Any) -> None:
         self.broker = broker

@@ -93,7 +93,9 @@ async def test_removed_messages_are_skipped_counted_and_leave_no_gap(caplog):
         client.done_range(2, 4)
         assert client.missed == 2
     assert (acked.cursor, acked.ranges) == (4, [])
-    assert "2 messages were removed before a broadcast consumer of s got them" in caplog.text
+    assert (
+        "s partition 1: 2 messages were removed before a broadcast consumer got them" in caplog.text
+    )
 
 
 async def test_consumer_fails_when_acks_cannot_be_kept():

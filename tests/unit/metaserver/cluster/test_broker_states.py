@@ -1,0 +1,80 @@
+"""What a broker group's state says to people, and why none can take new partitions."""
+
+from __future__ import annotations
+
+import pytest
+
+from keylane.metaserver.cluster.brokers import broker_views, cordon_broker, no_host, report_broker
+from keylane.metaserver.cluster.subjects import plan_subject
+from keylane.protocol.control import BrokerHeartbeat, CreateSubject
+from keylane.protocol.errors import NotEnoughBrokersError
+from keylane.protocol.membership.broker_views import BrokerView
+from support.sql.rows import Rows
+
+TTL_MS = 10_000
+FULL = "the disk is 91 % full, and 90 % is the limit"
+
+
+@pytest.fixture
+def rows() -> Rows:
+    return Rows()
+
+
+def report(rows: Rows, group: str, problem: str = "") -> None:
+    heartbeat = BrokerHeartbeat(
+        broker_group=group,
+        broker_id=group,
+        address=f"{group}:1",
+        writable=not problem,
+        problem=problem,
+    )
+    rows.run(report_broker, heartbeat, ttl_ms=TTL_MS)
+
+
+def views(rows: Rows) -> dict[str, BrokerView]:
+    return {view.broker_group: view for view in rows.run(broker_views)}
+
+
+def test_view_says_why_a_broker_takes_no_writes_until_it_takes_them_again(rows: Rows) -> None:
+    report(rows, "g1", FULL)
+    full = views(rows)["g1"]
+    assert (full.available, full.writable, full.gets_partitions) == (True, False, False)
+    assert full.state == f"takes no writes: {FULL}"
+    report(rows, "g1")
+    mended = views(rows)["g1"]
+    assert (mended.state, mended.problem, mended.gets_partitions) == ("available", "", True)
+
+
+def test_view_of_a_silent_broker_says_for_how_long_also_when_it_took_no_writes(rows: Rows) -> None:
+    report(rows, "g1", FULL)
+    rows.clock.advance(TTL_MS + 2_500)
+    silent = views(rows)["g1"]
+    assert (silent.state, silent.gets_partitions) == ("silent for 12 s", False)
+
+
+def test_view_of_a_broker_older_than_reasons_says_that_it_takes_no_writes(rows: Rows) -> None:
+    older = BrokerHeartbeat(broker_group="g1", broker_id="g1", address="g1:1", writable=False)
+    rows.run(report_broker, older, ttl_ms=TTL_MS)
+    assert views(rows)["g1"].state == "takes no writes"
+
+
+def test_creation_says_of_each_broker_why_it_can_take_no_partition(rows: Rows) -> None:
+    report(rows, "g1")
+    rows.clock.advance(TTL_MS + 1_000)
+    report(rows, "g2", FULL)
+    report(rows, "g3")
+    rows.run(cordon_broker, "g3", True)
+    with pytest.raises(NotEnoughBrokersError) as caught:
+        rows.run(plan_subject, CreateSubject(subject="s"), subjects_max=10)
+    assert caught.value.message == (
+        "no broker group can take new partitions: g1 is silent for 11 s, "
+        f"g2 takes no writes: {FULL}, g3 is cordoned"
+    )
+    others = rows.run(no_host, without="g2")
+    assert "no other broker group" in others.message
+    assert "g2" not in others.message
+
+
+def test_creation_says_that_no_broker_has_reported_itself_yet(rows: Rows) -> None:
+    with pytest.raises(NotEnoughBrokersError, match="no broker has reported itself yet"):
+        rows.run(plan_subject, CreateSubject(subject="s"), subjects_max=10)
