@@ -377,7 +377,9 @@ class World:
         return all(operation.state in ended for operation in running)
 
     async def _tell_abandoned(self) -> None:
-        """Record the partitions of which operators were told that their remaining messages are reordered."""
+        """Record the partitions of which operators were told that their remaining messages are reordered, where that is allowed."""
+        if self.swarm.strict or self.swarm.static:
+            return
         for operation in (await self._operator_meta.operations(SUBJECT)).operations:
             for partition_id in operation.reordered:
                 self.record(Abandoned(partition_id))
