@@ -107,7 +107,7 @@ CATCHES: dict[str, int] = {
     "loop_gets_those_behind_a_parked_message": 2_000_000_024,
     "loss_takes_what_is_elsewhere": 108,
     "lost_counts_as_abandoned": 28,
-    "lost_heartbeat_renews": 38,
+    "lost_heartbeat_renews": 1_025,
     "lost_is_not_asked": 60,
     "lost_messages_are_sent_again": 60,
     "lost_session_goes_on": 4,
