@@ -60,7 +60,11 @@ class Ranged(NamedTuple):
 
 
 class Abandoned(NamedTuple):
-    """An operator opened the children of a partition whose end is unknown, and was warned that this reorders messages."""
+    """
+    An operator opened the children of a partition whose end is unknown, and was warned that this reorders messages.
+
+    Only of a subject that allows that.  An outbox stores messages in their order there, and groups may read them in another one.
+    """
 
     partition_id: int
 

@@ -196,22 +196,20 @@ class Log:
 
     def _join_partitions(self) -> None:
         """Find the promised order of each key from one partition to the next: that of its producer."""
-        lanes: defaultdict[tuple[str, bytes, bool], list[tuple[int, Slot]]] = defaultdict(list)
+        lanes: defaultdict[tuple[str, bytes], list[tuple[int, Slot]]] = defaultdict(list)
         for value, slot in self._first_slot.items():
             sending = self.sendings[value]
             fate = self._fates.get(value, _UNSETTLED)
             if sending.key in self._strays and _promised(sending, fate, slot):
-                lanes[sending.producer, sending.key, sending.strict].append((sending.number, slot))
-        for (_, _, strict), lane in lanes.items():
+                lanes[sending.producer, sending.key].append((sending.number, slot))
+        for lane in lanes.values():
             lane.sort()
             for (_, earlier), (_, later) in pairwise(lane):
-                declared = not strict and earlier[0] in self._abandoned
-                if earlier[0] != later[0] and not declared:
+                if earlier[0] != later[0] and earlier[0] not in self._abandoned:
                     self._elsewhere[later] = earlier
             left = [slot for _, slot in lane if slot[0] not in self._lost]
             for earlier, later in pairwise(left) if len(left) < len(lane) else ():
-                declared = not strict and earlier[0] in self._abandoned
-                if earlier[0] != later[0] and not declared:
+                if earlier[0] != later[0] and earlier[0] not in self._abandoned:
                     self._around[later] = earlier
 
     def before(self, slot: Slot) -> tuple[Slot, ...]:

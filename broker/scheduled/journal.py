@@ -4,6 +4,7 @@
 
 Invariants
     A frame is synced before the next one is written.
+    What a full disk or a crash has left of a write lies behind the frames of the last segment only.
     Segments are removed from the first on, so a record that settles a message goes no earlier than the message.
 """
 
@@ -136,10 +137,17 @@ class ScheduledJournal:
         """Make the file of a new segment."""
         if segment == 1:
             self._files.make_folder(FOLDER)
+        self._cut_unfinished(segment - 1)
         self.close()
         self._file = self._files.open_append(segment_path(segment))
         self._file.rewind(0)
         self._sizes[segment] = 0
+
+    def _cut_unfinished(self, segment: int) -> None:
+        """Cut what a full disk has left of a write, durably: in a segment that is not the last a start takes it for damage."""
+        end = self._sizes.get(segment, 0)
+        if self._file is not None and (self._files.size(segment_path(segment)) or 0) > end:
+            self._file.truncate(end)
 
     def read(self, place: Place) -> list[Record]:
         """

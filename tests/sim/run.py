@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from functools import cache
+from itertools import chain, islice
 from typing import Any
 
 PROCESSOR_SECONDS_MAX = 60
@@ -86,14 +87,13 @@ def run_many(seeds: list[int]) -> list[dict[str, Any]]:
 
 
 def hunt(name: str, limit: int) -> dict[str, Any]:
-    """Runs seeds with one mutant until it is caught: first the one that caught it before, then from the first on."""
-    from sim.mutants.bank import FIRST_SEEDS, MUTANTS
+    """Runs seeds with one mutant until it is caught: first the one that caught it before, then those of worlds that may show it."""
+    from sim.mutants.bank import MUTANTS, seeds_for
     from sim.mutants.catches import CATCHES
 
     known = [CATCHES[name]] if name in CATCHES else []
-    first = FIRST_SEEDS.get(name, 0)
-    further = (seed for seed in range(first, first + limit) if seed not in known)
-    seeds = [*known, *further][:limit]
+    further = (seed for seed in seeds_for(name) if seed not in known)
+    seeds = list(islice(chain(known, further), limit))
     unclear: list[str] = []
     with MUTANTS[name].applied():
         for tried, seed in enumerate(seeds, 1):

@@ -77,6 +77,14 @@ def has_company(seed: int) -> bool:
     return seed in COMPANY_SEEDS and seed % COMPANY_EVERY == 3
 
 
+KEYLESS_EVERY = 13
+
+
+def keyed_share(seed: int) -> float:
+    """The share of messages with a key: in some seeds so small that most batches have messages without one too."""
+    return 0.7 if seed in COMPANY_SEEDS and seed % KEYLESS_EVERY == 7 else 0.97
+
+
 def draw(rng: random.Random) -> Swarm:
     """A plan; a quarter of all seeds have few faults, so that quiet runs are seen as well."""
     share = rng.choice((0.1, 0.3, 0.5, 0.8))

@@ -4,12 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from sim.machines.calls import WINDOW_S, CallRates
-from sim.mutants.bank import MUTANTS
+from sim.mutants.bank import MUTANTS, seeds_for
 from sim.mutants.catches import CATCHES
 from sim.run import FEATURES_FIRST, hunts, outcomes_of, pool, run_one, seeds_of
 
@@ -29,7 +30,7 @@ FOUND = (
     424, 1011, 1148, 1617, 2653, 5057, 7062, 10026, 11073, 12297, 13821, 30556, 5_000_846,
     32_523_450, 362_143_117, 574_455_097, 777_000_041, 777_000_126, 777_000_152, 777_000_181, 889_618_588,
     999_000_029, 2_000_000_020, 2_000_000_047, 2_000_000_107, 2_000_000_192, 2_000_000_253, 2_000_000_372,
-    2_000_003_110,
+    2_000_001_802, 2_000_003_110,
 )  # fmt: skip
 """Later seeds that found a fault once, of the product or of the simulation."""
 FOUND_SAMPLE = FOUND[1::4]
@@ -161,6 +162,14 @@ def test_mutants_are_known_by_their_seeds():
     assert set(CATCHES) <= set(MUTANTS)
     assert set(SAMPLE) <= set(MUTANTS)
     assert all(seed >= 0 for seed in CATCHES.values())
+
+
+def test_hunt_tries_the_worlds_that_may_show_a_mutant():
+    """Most worlds of features have another feature."""
+    loops = islice(seeds_for("keys_in_hand_hold_nothing"), 4)
+    assert list(loops) == [FEATURES_FIRST + number for number in (11, 24, 41, 54)]
+    assert list(islice(seeds_for("no_fsync"), 2)) == [0, 1]
+    assert next(seeds_for("rows_deleted_before_the_ack")) == 10**9
 
 
 @pytest.mark.parametrize("name", sorted(MUTANTS))

@@ -46,7 +46,7 @@ from sim.machines.database import Shelf
 from sim.machines.logs import Removed, read_log
 from sim.machines.threads import simulated_threads
 from sim.service import Idleness, Service
-from sim.swarm import Swarm, draw, has_company, has_twins
+from sim.swarm import Swarm, draw, has_company, has_twins, keyed_share
 
 DRAIN_S = 90.0
 """Virtual time that is enough, after everything is healed, to settle and handle every message."""
@@ -82,7 +82,8 @@ class World:
 
     broker_kind: type[BrokerHost] = BrokerHost
     meta_settings: MetaserverSettings = META_SETTINGS
-    may_have_company = True
+    is_usual = True
+    """Its seed may bring company to consumers, and many messages without a key."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -245,6 +246,8 @@ class World:
                     preloaded=self.preloaded,
                 )
             )
+            if self.is_usual:
+                self.producers[-1].keyed_share = keyed_share(self.seed)
 
     def _add_outboxes(self) -> Outboxes:
         return Outboxes(self, self._meta, present=has_outbox(self.seed))
@@ -279,7 +282,7 @@ class World:
             preloaded=self.preloaded,
             poison=set() if group == SHARED else self.poison,
         )
-        company = self.may_have_company and has_company(self.seed)
+        company = self.is_usual and has_company(self.seed)
         host.has_company = company and not self.swarm.habits
         self.consumers.append(host)
         return host
@@ -377,7 +380,9 @@ class World:
         return all(operation.state in ended for operation in running)
 
     async def _tell_abandoned(self) -> None:
-        """Record the partitions of which operators were told that their remaining messages are reordered."""
+        """Record the partitions of which operators were told that their remaining messages are reordered, where that is allowed."""
+        if self.swarm.strict or self.swarm.static:
+            return
         for operation in (await self._operator_meta.operations(SUBJECT)).operations:
             for partition_id in operation.reordered:
                 self.record(Abandoned(partition_id))

@@ -46,6 +46,8 @@ class ProducerHost(Host):
     subject = SUBJECT
     gives_up: tuple[type[KeylaneError], ...] = (DeliveryTimeoutError, KeyHaltedError)
     """Errors of messages that need not be stored, because a user asked for that."""
+    keyed_share = 0.97
+    """Of the messages, those that have a key; set by the world."""
 
     def __init__(
         self,
@@ -311,7 +313,7 @@ class ProducerHost(Host):
             name += f".{self._openings}"
         opening = self._openings
         for _ in range(count):
-            key = rng.choice(self._keys) if rng.random() < 0.97 else b""
+            key = rng.choice(self._keys) if rng.random() < self.keyed_share else b""
             value = b"%s:%d" % (name.encode(), self._number)
             value += b"." * int(self._padding_bytes * rng.random() ** 3)
             if self._closing or self._openings != opening:

@@ -304,9 +304,10 @@ def _rows(batch: ArrowBatch) -> list[Message]:
     ]
 
 
-def is_taking(host: ConsumerHost) -> bool:
-    """True while a host is open, and takes messages in a loop."""
-    return host.consumer is not None and isinstance(host.consumer._dispatch, Stream)
+def has_opened(host: ConsumerHost) -> bool:
+    """True while a loop has opened messages that it did not hand out, and none is paused."""
+    dispatch = host.consumer._dispatch if host.consumer is not None else None
+    return isinstance(dispatch, Stream) and bool(dispatch._waiting) and not dispatch._paused
 
 
 LOOPS: dict[str, Callable[[LoopingHost, Consumer], Coroutine[Any, Any, None]]] = {

@@ -24,6 +24,10 @@ from sim.features.scheduling import SchedulingBrokerHost
 from sim.swarm import Swarm
 
 AHEAD_MS = (60, 300, 1_500, 5_000)
+REPEATING_EVERY = 60
+REPEATING = (17, 52)
+"""Remainders of the numbers of worlds by REPEATING_EVERY where senders ask again after a broker has delivered, cleaned and started again."""
+REPEATING_SEGMENT_BYTES = 400
 CANCELS = 0.35
 """The share of messages that are canceled."""
 
@@ -140,6 +144,10 @@ class LaterDeliveries(Feature):
             host.feature = self
         for consumer in self.world.consumers:
             consumer.on_message = self.on_message
+        self._repeating = self.world.number % REPEATING_EVERY in REPEATING
+        for broker in self.world.brokers if self._repeating else ():
+            assert isinstance(broker, SchedulingBrokerHost)
+            broker.segment_bytes = REPEATING_SEGMENT_BYTES
 
     def on_message(self, message: Message) -> None:
         due_ms = self.due_ms.get(message.value)
@@ -149,6 +157,9 @@ class LaterDeliveries(Feature):
 
     async def work(self) -> None:
         """Have brokers not hear what others answer, in half of the worlds: a delivery is stored elsewhere, and nothing says so."""
+        while self._repeating and not self.world.faults.healed:
+            await self.pause(1.0)
+            await self._answer_no_sender()
         if self.rng.random() < 0.5:
             return
         while not self.world.faults.healed:
@@ -170,6 +181,24 @@ class LaterDeliveries(Feature):
             internet.cut_link(server, client)
             world.loop.after(0.6 * self.rng.random(), internet.break_link, server, client)
             world.faults.done += 1
+
+    async def _answer_no_sender(self) -> None:
+        """Hold what a broker answers senders until it has delivered, and was started again; they ask again."""
+        world = self.world
+        broker = self.rng.choice(world.brokers)
+        links = [
+            (broker.name, host.name) for host in world.producers if isinstance(host, LaterProducer)
+        ]
+        for link in links:
+            world.internet.cut_link(*link)
+        await asyncio.sleep(0.3 + self.rng.random())
+        if broker.running and not world.faults.healed:
+            broker.end(machine_down=False)
+        await self.pause(0.3)
+        for link in links:
+            world.internet.heal_link(*link)
+        world.faults.restart(broker)
+        world.faults.done += 1
 
     @property
     def drained(self) -> bool:

@@ -18,7 +18,7 @@ from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import OperationKind, Reshape
 from sim.actors.clients import SUBJECT
 from sim.actors.consumers import ConsumerHost
-from sim.actors.loops import LoopingHost, draw_manners
+from sim.actors.loops import LoopingHost, draw_manners, has_opened
 from sim.features.feature import Feature
 from sim.features.parks import GROUP, ParkedKeys
 from sim.swarm import Swarm
@@ -26,7 +26,10 @@ from sim.swarm import Swarm
 PROMPT_EVERY = 120
 PROMPT = range(30, 60)
 """Remainders of the numbers of worlds by PROMPT_EVERY where keys are redriven at once, before loops have opened what they had pulled."""
+HELD = range(90, 120)
+"""Remainders of the numbers of worlds by PROMPT_EVERY where partitions are paused while a key fails, and its later messages wait opened."""
 POLICIES = ("park", "park", "park", "block", "dead")
+HOLDS = 20
 PROBLEMS_MAX = 8
 
 
@@ -69,12 +72,14 @@ class Loops(Feature):
 
     async def work(self) -> None:
         """Have keys fail, redrive, change the policy, pause and reshape; once all is healed redrive until nothing is parked."""
-        prompt = self.world.number % PROMPT_EVERY in PROMPT
+        kind = self.world.number % PROMPT_EVERY
         while not self.world.faults.healed:
             await self.pause(0.5)
             await self._deed(self.rng.random())
-            if prompt:
+            if kind in PROMPT:
                 await self._redrive_at_once()
+            elif kind in HELD:
+                await self._hold_at_once()
         self.keys.poison.clear()
         self._end_arrow()
         while True:
@@ -119,6 +124,18 @@ class Loops(Feature):
         """Have a key fail, and handled again within a second or two."""
         self.keys.poison_some()
         await self.pause(0.5)
+        self.keys.poison.clear()
+        await self.keys.change_some(chance=1.0)
+
+    async def _hold_at_once(self) -> None:
+        """Have a key fail, and pause partitions of loops that have opened more than they handed out."""
+        self.keys.poison_some()
+        for _ in range(HOLDS):
+            for host in self.world.consumers:
+                assert isinstance(host, LoopingHost)
+                if has_opened(host):
+                    host.hold(self.rng.random())
+            await self.pause(0.1)
         self.keys.poison.clear()
         await self.keys.change_some(chance=1.0)
 

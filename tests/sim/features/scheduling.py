@@ -27,6 +27,8 @@ class SchedulingBrokerHost(BrokerHost):
 
     commits = BrokerHost.commits | {"append"}
     scheduler: Scheduler | None = None
+    segment_bytes = SEGMENT_BYTES
+    """Of the journal; set by the feature."""
 
     def _begin_more(
         self, store: Store, service: BrokerService, registration: Registration, network: SimNetwork
@@ -41,7 +43,7 @@ class SchedulingBrokerHost(BrokerHost):
             broker_group=self.group,
             count_max=10_000,
             bytes_max=1 << 24,
-            segment_bytes=SEGMENT_BYTES,
+            segment_bytes=self.segment_bytes,
         )
         peers = Peers(service, self.group, self._meta, network)
         posting = MessagePosting(peers, clock=self.machine, rng=rng)

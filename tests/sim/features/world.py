@@ -104,7 +104,7 @@ class FeatureWorld(World):
     meta_settings = replace(
         META_SETTINGS, auto_create=f"{MADE}*", auto_create_partitions=PARTITIONS
     )
-    may_have_company = False
+    is_usual = False
 
     def __init__(self, seed: int) -> None:
         self.number = seed - FEATURES_FIRST

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import count
+
 from sim.actors import outboxes
+from sim.features.cut_overs import CutOvers
+from sim.features.instances import Instances
+from sim.features.live_resets import LiveResetting
+from sim.features.loops import Loops
+from sim.features.parks import Parks
+from sim.features.retries import Retries
+from sim.features.world import FEATURES, kind_of
 from sim.mutants import (
     of_brokers,
     of_consumers,
@@ -22,37 +32,38 @@ from sim.mutants import (
 from sim.mutants.mutant import Mutant
 from sim.run import FEATURES_FIRST
 
-MUTANTS = {
-    breaks.__name__: Mutant(breaks)
-    for room in (
-        of_brokers,
-        of_metaservers,
-        of_consumers,
-        of_producers,
-        of_operators,
-        of_retention,
-        of_users,
-        of_outbox,
-        of_features,
-        of_parks,
-        of_loops,
-        of_members,
-        of_retries,
-        of_cut_overs,
-    )
-    for breaks in room.BREAKS
+ROOMS = (
+    of_brokers,
+    of_metaservers,
+    of_consumers,
+    of_producers,
+    of_operators,
+    of_retention,
+    of_users,
+    of_outbox,
+    of_features,
+    of_parks,
+    of_loops,
+    of_members,
+    of_retries,
+    of_cut_overs,
+)
+MUTANTS = {breaks.__name__: Mutant(breaks) for room in ROOMS for breaks in room.BREAKS}
+_FEATURES = {
+    of_features: FEATURES,
+    of_parks: (Parks,),
+    of_loops: (Loops,),
+    of_members: (LiveResetting, Instances, Parks),
+    of_retries: (Retries,),
+    of_cut_overs: (CutOvers,),
 }
-FIRST_SEEDS = {
-    breaks.__name__: first
-    for room, first in (
-        (of_outbox, outboxes.FIRST_SEED),
-        (of_features, FEATURES_FIRST),
-        (of_parks, FEATURES_FIRST),
-        (of_loops, FEATURES_FIRST + 11),
-        (of_members, FEATURES_FIRST),
-        (of_retries, FEATURES_FIRST),
-        (of_cut_overs, FEATURES_FIRST),
-    )
-    for breaks in room.BREAKS
-}
-"""Where the hunt for a mutant begins, if not with seed 0."""
+"""The features of the worlds in which a hunt looks for the mutants of a module."""
+
+
+def seeds_for(name: str) -> Iterator[int]:
+    """The seeds of a hunt for a mutant, rising without an end: those of the worlds that may show it."""
+    room = next(room for room in ROOMS if any(breaks.__name__ == name for breaks in room.BREAKS))
+    if room in _FEATURES:
+        kinds = _FEATURES[room]
+        return (FEATURES_FIRST + number for number in count() if kind_of(number) in kinds)
+    return count(outboxes.FIRST_SEED if room is of_outbox else 0)

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from keylane.broker import control as broker_control
 from keylane.broker.scheduled.agenda import Agenda
+from keylane.broker.scheduled.journal import ScheduledJournal
 from keylane.broker.scheduled.journal_writer import JournalWriter
 from keylane.broker.scheduled.records import Place, Taken
 from keylane.broker.scheduled.scheduler import Scheduler
@@ -178,6 +179,11 @@ def settled_messages_go_with_their_segment(patches: Patches) -> None:
     patches.set(Agenda, "_settled_in", lambda _self, _scheduled_ids, _segment: ())
 
 
+def unfinished_writes_stay(patches: Patches) -> None:
+    """What a full disk has left of a write stays in a segment of the journal when the next one begins."""
+    patches.set(ScheduledJournal, "_cut_unfinished", lambda _self, _segment: None)
+
+
 def due_before_the_time(patches: Patches) -> None:
     """Messages are delivered up to a second early."""
 
@@ -263,6 +269,7 @@ BREAKS: tuple[Breaks, ...] = (
     unknown_deliveries_are_given_back,
     repeats_are_kept_again,
     settled_messages_go_with_their_segment,
+    unfinished_writes_stay,
     due_before_the_time,
     rows_of_a_partition_run_backwards,
     rows_given_up_count_as_stored,

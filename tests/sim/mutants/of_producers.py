@@ -60,11 +60,10 @@ def given_up_told_as_not_done(patches: Patches) -> None:
 
 
 class _TellsStored:
-    """A channel whose errors of a kind are told as an answer."""
+    """A channel that tells a missing answer as one that all is stored."""
 
-    def __init__(self, channel: Any, kind: type[Exception]) -> None:
+    def __init__(self, channel: Any) -> None:
         self._channel = channel
-        self._kind = kind
 
     def begin(self, request: Any, payload: bytes, **more: Any) -> asyncio.Future[Any]:
         on_answer = more.pop("on_answer")
@@ -76,7 +75,7 @@ class _TellsStored:
             error = call.exception()
             if error is None:
                 told.set_result(call.result())
-            elif isinstance(error, self._kind):
+            elif isinstance(error, UnreachableError):
                 told.set_result((Appended(-1, "fsync", True), memoryview(b"")))
             else:
                 told.set_exception(error)
@@ -89,7 +88,7 @@ class _TellsStored:
 
 def acked_when_sent(patches: Patches) -> None:
     def call(self: Any, channel: Any, batch: Any) -> asyncio.Future[Any]:
-        return real(self, _TellsStored(channel, UnreachableError), batch)
+        return real(self, _TellsStored(channel), batch)
 
     real = patches.set(Executor, "_call", call)
 
@@ -206,10 +205,14 @@ def lost_is_not_asked(patches: Patches) -> None:
 def refused_batch_stays_out(patches: Patches) -> None:
     """A batch refused for a gap is told as stored."""
 
-    def call(self: Any, channel: Any, batch: Any) -> asyncio.Future[Any]:
-        return real(self, _TellsStored(channel, SequenceGapError), batch)
+    def answered(self: Any, batch: Any, call: Any) -> None:
+        if isinstance(call.exception(), SequenceGapError) and (batch, call) in self._calls:
+            self._calls.remove((batch, call))
+            self._settle(batch, Appended(-1, "fsync", True))
+        else:
+            real(self, batch, call)
 
-    real = patches.set(Executor, "_call", call)
+    real = patches.set(Executor, "_answered", answered)
 
 
 BREAKS: tuple[Breaks, ...] = (

@@ -134,6 +134,21 @@ def test_full_disk_keeps_nothing_of_a_frame():
     assert opened(disk)[1] == [*records(), *records(1)]
 
 
+def test_unfinished_write_is_no_damage_when_the_next_frame_begins_a_segment():
+    """A full disk keeps a part of a frame, and the next frame is longer than the segment has room for."""
+    disk, places = written(2)
+    journal, _ = opened(disk)
+    disk.room = 10
+    with pytest.raises(DiskFullError):
+        journal.append(records(1))
+    disk.room = None
+    assert (disk.size(FIRST) or 0) > places[1].position + places[1].length
+    assert journal.append(records(5)).segment == 2
+    again, read = opened(disk)
+    assert again.problems == []
+    assert read == [*records(2), *records(5)]
+
+
 def test_frame_over_its_limit_is_refused_and_nothing_is_written():
     """A start would take it for a write that was cut."""
     disk = SimDisk()
