@@ -213,7 +213,11 @@ class BrokerService:
         partition, group, bytes_max, waits = self.check_pull(request)
         if waits:
             self.hold(group, request, request.wait_ms)
-            await self._waiting.wait(partition.partition_id, request.wait_ms)
+            try:
+                await self._waiting.wait(partition.partition_id, request.wait_ms)
+            except asyncio.CancelledError:  # the client has left
+                self.hold(group, request, 0)
+                raise
             partition, group = self.owned(request)
         answer, data = await self._batches(
             request, partition, bytes_max, parked_version=group.parked_version

@@ -17,6 +17,8 @@ import asyncio
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
+from msgspec.structs import replace
+
 from ...protocol.frames import Answer, Pull
 from ...rpc.client import BrokerClient
 from ...rpc.network import Calling, Channel
@@ -84,6 +86,7 @@ class PullChain:
         broker, request = self._client.broker, self._client.pull_request()
         channel = await broker.channel()
         if _chains.get(channel, 0) >= CHAINS_MAX:
+            request = replace(request, answers_max=1)  # a call is over with its first answer
             return await broker.call(request, wait_ms=request.wait_ms)
         _chains[channel] = _chains.get(channel, 0) + 1
         self._broker, self._channel = broker, channel
@@ -98,6 +101,12 @@ class PullChain:
             self._waiter = self._broker = self._channel = None
             if calling is not None:
                 calling.cancel()
+
+    def end(self) -> None:
+        """End the pull that is under way: `run` returns None, and what it would have brought is pulled again."""
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def _send(self, channel: Channel, request: Pull) -> None:
         timeout_ms = self._timeout_ms + request.wait_ms

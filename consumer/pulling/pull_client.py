@@ -179,6 +179,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
             return
         if address is not None and address != self._broker.address:
             self._broker = self._connections.broker_at(address)
+            self._chain.end()  # a broker that still answers there would let its pull wait to the end
         self._note_deadlines()
 
     def stop(self) -> None:

@@ -174,14 +174,14 @@ class PlaneCall:
     """
 
     __slots__ = (
-        "_connection", "_hand_on", "_kept_bytes", "_number", "_on_refusal", "_pull", "_room_bytes", "_wait", "_what",
+        "_asked", "_connection", "_hand_on", "_kept_bytes", "_number", "_on_refusal", "_pull", "_room_bytes", "_wait",
     )  # fmt: skip
 
     def __init__(
         self,
         connection: PlaneConnection,
         number: int,
-        kind: type[Request],
+        asked: Request,
         hand_on: Callable[[PlaneConnection, int, Request], None],
         on_refusal: Callable[[KeylaneError], None],
         *,
@@ -189,7 +189,7 @@ class PlaneCall:
     ) -> None:
         self._connection = connection
         self._number = number
-        self._what = kind
+        self._asked = asked
         self._hand_on = hand_on
         self._on_refusal = on_refusal
         self._pull = pull
@@ -235,7 +235,10 @@ class PlaneCall:
     @property
     def takes_parts(self) -> bool:
         """See `PromptCall`."""
-        return self._connection.takes_now
+        connection = self._connection
+        access = connection.access
+        # A caller whose rights or quota have changed is asked again, with the next pull.
+        return connection.takes_now and (access is None or access.passes(self._asked))
 
     def _made(self, size: int) -> int:
         """Note the size of an answer that has taken room; the bytes to free once the client has taken it."""
@@ -249,7 +252,7 @@ class PlaneCall:
         """See `PromptCall`."""
         told = error
         if not isinstance(told, KeylaneError):
-            log.error("%s failed", self._what.__name__, exc_info=error)
+            log.error("%s failed", type(self._asked).__name__, exc_info=error)
             told = InternalError()
         self._give_room_back()
         self._on_refusal(told)

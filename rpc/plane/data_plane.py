@@ -184,7 +184,7 @@ class DataPlane:
             return False
         if access is not None and not access.passes(asked):
             return False
-        call = PlaneCall(connection, number, kind, self._go_on, self._on_refusal, pull=pull)
+        call = PlaneCall(connection, number, asked, self._go_on, self._on_refusal, pull=pull)
         try:
             begun = self._begin(asked, payload, call)
         except Exception as error:  # noqa: BLE001 - logged there

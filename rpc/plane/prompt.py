@@ -27,7 +27,7 @@ class PromptCall(Protocol):
 
     @property
     def takes_parts(self) -> bool:
-        """True while the client takes its answers as they come."""
+        """True while the client takes its answers as they come, and may have further ones without being asked again."""
         ...
 
     def refuse(self, error: BaseException) -> None:

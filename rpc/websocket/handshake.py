@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import hashlib
 import secrets
 import socket as socket_module
@@ -91,8 +92,11 @@ async def open_socket(
 def _keep_alive(transport: asyncio.Transport) -> None:
     socket = transport.get_extra_info("socket")
     for level, name, value in KEEPALIVE:
-        if hasattr(socket_module, name):  # not every system can set all of them
-            socket.setsockopt(level, getattr(socket_module, name), value)
+        if hasattr(
+            socket_module, name
+        ):  # not every system names all of them, or can set those that it names
+            with contextlib.suppress(OSError):
+                socket.setsockopt(level, getattr(socket_module, name), value)
 
 
 async def accept_socket(

@@ -178,28 +178,34 @@ class NotingOwner:
         raise AssertionError(error)
 
 
-class ToBroker:
-    """Connections that have this broker only."""
+class ToBrokers:
+    """Connections that have these brokers only."""
 
-    def __init__(self, broker: Any) -> None:
-        self._broker = broker
+    def __init__(self, *brokers: Any) -> None:
+        self._brokers = {broker.address: broker for broker in brokers}
 
-    def broker_at(self, _address: str) -> Any:
-        return self._broker
+    def broker_at(self, address: str) -> Any:
+        return self._brokers[address]
 
 
 @asynccontextmanager
 async def opened(
-    kind: type[C], broker: Any, owner: Any, settings: ConsumerSettings, **more: Any
+    kind: type[C],
+    broker: Any,
+    owner: Any,
+    settings: ConsumerSettings,
+    *,
+    others: tuple[Any, ...] = (),
+    **more: Any,
 ) -> AsyncIterator[C]:
-    """A client of this kind that pulls from the broker for the owner; closed at the end unless it was."""
+    """A client of this kind that pulls from the broker for the owner, and may be sent to others; closed at the end unless it was."""
     clock = ManualClock()
     told: dict[str, Any] = {"group": "g", "session": SESSION, "token": TOKEN} | more
     partition = facts(address=broker.address).partition
     client = kind(
         subject="s",
         grant=Grant(partition=partition, token=told.pop("token")),
-        connections=ToBroker(broker),
+        connections=ToBrokers(broker, *others),
         deadline_ms=clock.now_ms + 60_000,
         settings=settings,
         clock=clock,

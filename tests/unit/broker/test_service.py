@@ -480,6 +480,23 @@ async def test_pull_leaves_out_batches_without_the_tag(desk):
     assert (len(batch_starts(data)), answer.left_out) == (5, ())
 
 
+async def test_pull_lock_ends_with_its_ttl_when_the_client_of_a_pull_by_tags_has_left(desk):
+    """Such a pull is answered in a task, which is cancelled then."""
+    await desk.acquire(1, ttl_ms=2_000)
+    group = desk.store.state.partition(1).groups["audit"]
+    request = Pull(1, "audit", SESSION, 1, 0, 1 << 20, 30_000, ("paid",))
+    waiting = asyncio.create_task(desk.service.handle(request, memoryview(b"")))
+    await turns()
+    desk.clock.advance(20_000)
+    assert group.lock.holder(desk.clock.boot_ms()) == SESSION
+    waiting.cancel()
+    await turns()
+    desk.clock.advance(1_999)
+    assert group.lock.holder(desk.clock.boot_ms()) == SESSION
+    desk.clock.advance(1)
+    assert group.lock.holder(desk.clock.boot_ms()) is None
+
+
 async def test_pull_reads_on_when_everything_is_left_out(desk):
     """One answer stands for many reads, so that an unwanted backlog costs few round trips."""
     for sequence in range(6):

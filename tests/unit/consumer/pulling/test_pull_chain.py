@@ -143,13 +143,15 @@ async def test_fence_is_raised_again_when_a_later_pull_of_a_chain_fails():
 async def test_pull_takes_its_turn_when_a_channel_has_many_chains(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """It is a call of the broker's client, which limits them."""
+    """It is a call of the broker's client, which limits them; a call takes one answer, so it asks for one."""
     monkeypatch.setattr(pull_chain, "CHAINS_MAX", 0)
     broker, owner = HeldBroker(), NotingOwner()
     async with opened(PullClient, broker, owner, SETTINGS):
         await eventually(lambda: len(owner.messages) == 2)
         assert broker.held.calls == []
-        assert [pull.offset for pull in broker.asked(Pull)][:1] == [0]
+        pull = broker.asked(Pull)[0]
+        assert isinstance(pull, Pull)
+        assert (pull.offset, pull.answers_max) == (0, 1)
 
 
 async def test_parts_are_handed_out_without_another_pull():
@@ -232,3 +234,28 @@ async def test_partition_is_idle_while_a_pull_waits_and_no_message_is_out():
         broker.held.part(2)
         await asyncio.sleep(0.01)
         assert not client.is_idle
+
+
+async def test_pull_is_sent_to_the_new_address_when_the_old_broker_still_answers():
+    """Its messages are there; the old one, as of a copy of the folder, would let the pull wait to its end."""
+    old, new, owner = HeldBroker(), HeldBroker(), NotingOwner()
+    new.address = "b:2"
+    async with opened(PullClient, old, owner, SETTINGS, others=(new,)) as client:
+        await eventually(lambda: old.held.calls)
+        client.renew(client.life.lease_until_ms, new.address)
+        await eventually(lambda: new.held.calls)
+        old.held.answer()
+        assert owner.messages == []
+        new.held.answer()
+        assert [message.offset for message in owner.messages] == [0, 1]
+
+
+async def test_pull_goes_on_when_the_lease_is_renewed_at_the_same_address():
+    broker, owner = HeldBroker(), NotingOwner()
+    async with opened(PullClient, broker, owner, SETTINGS) as client:
+        await eventually(lambda: broker.held.calls)
+        client.renew(client.life.lease_until_ms, broker.address)
+        await asyncio.sleep(0.01)
+        assert len(broker.held.calls) == 1
+        broker.held.answer()
+        assert [message.offset for message in owner.messages] == [0, 1]

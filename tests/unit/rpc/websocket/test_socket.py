@@ -74,16 +74,19 @@ class EchoingDesk:
 
 
 @contextlib.asynccontextmanager
-async def serving(desk: EchoingDesk):
+async def serving(desk: EchoingDesk, path: str = ""):
+    """A session of a client, and the URL of the desk: over TCP, or over the Unix socket at `path`."""
     app = web.Application()
     app.router.add_get("/", desk.serve)
     runner = web.AppRunner(app, shutdown_timeout=1.0)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.UnixSite(runner, path) if path else web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     try:
-        async with aiohttp.ClientSession() as session:
-            yield session, f"http://127.0.0.1:{runner.addresses[0][1]}/"
+        connector = aiohttp.UnixConnector(path) if path else aiohttp.TCPConnector()
+        address = "desk" if path else f"127.0.0.1:{runner.addresses[0][1]}"
+        async with aiohttp.ClientSession(connector=connector) as session:
+            yield session, f"http://{address}/"
     finally:
         await runner.cleanup()
 
@@ -347,6 +350,19 @@ def test_kernel_watches_the_connection_of_a_client(new_loop):
             ]
             assert on
             assert idle_s + probes * between_s <= 10
+            await socket.close()
+
+    run(new_loop, body)
+
+
+def test_connection_is_opened_when_the_system_cannot_have_its_kernel_watch_it(new_loop, tmp_path):
+    """As a Unix socket, which has no options of TCP; pings still find a peer that is gone."""
+
+    async def body():
+        async with serving(EchoingDesk(), path=str(tmp_path / "s")) as (session, url):
+            socket = await open_socket(session, url, bytes_max=BYTES_MAX, heartbeat_s=15.0)
+            await socket.send((b"", b"message"))
+            assert await socket.receive() == b"message"
             await socket.close()
 
     run(new_loop, body)
