@@ -455,9 +455,9 @@ class PullClient(UserAcks, SettingAside, PullViews):
             or not self.parking.knows(answer.parked_version)
         ):
             return False
-        self._pauses.reset()
         self._came(answer, payload)
         deque(self._open_batches(answer, payload), maxlen=0)
+        self._pauses.reset()
         return True
 
     def may_pull(self) -> bool:

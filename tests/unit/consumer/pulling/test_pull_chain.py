@@ -259,3 +259,14 @@ async def test_pull_goes_on_when_the_lease_is_renewed_at_the_same_address():
         assert len(broker.held.calls) == 1
         broker.held.answer()
         assert [message.offset for message in owner.messages] == [0, 1]
+
+
+async def test_pauses_grow_while_the_answers_cannot_be_opened():
+    """The answer came, and has a gap: each try raises the fence again, so they become rarer."""
+    broker, owner = HeldBroker(), NotingOwner()
+    async with opened(PullClient, broker, owner, SETTINGS) as client:
+        for tries in range(1, 4):
+            await eventually(lambda tries=tries: len(broker.held.calls) == tries)
+            broker.held.calls[-1][1].answered((Batches(0, 1_000, 6, False), stored(4)))
+            await eventually(lambda tries=tries: client._pauses.failures == tries)
+        assert owner.messages == []

@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from keylane.protocol.access.quota import Quota
 from keylane.protocol.access.rights import AccessGrant, Rights
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.endpoints import DATA_PATH
@@ -20,7 +21,6 @@ from keylane.protocol.frames import (
     encode_frame,
 )
 from keylane.protocol.frames import decode_answer as decoded
-from keylane.protocol.access.quota import Quota
 from keylane.rpc.access.caller import AccessTarget, Caller
 from keylane.rpc.access.guard import Guard
 from keylane.rpc.plane.prompt import PromptCall
