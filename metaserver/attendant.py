@@ -53,6 +53,8 @@ class Attendant:
         self._remove = removals.run_once
         self._removals_wanted = asyncio.Event()
         self._quick_wanted = [asyncio.Event() for _ in quick_duties]
+        self._creations = False
+        """Whether the last round saw a creation that was not finished."""
 
     async def run(self) -> None:
         """Run until cancelled.  A KeylaneError is logged and the work retried; any other error ends the run and is raised."""
@@ -75,6 +77,7 @@ class Attendant:
         poll_ms = self._settings.poll_ms
         try:
             due = await self._database.read(due_work)
+            self._creations = due.creations
             if due.quick or self._catalogue.has_untold:
                 for wanted in self._quick_wanted:
                     wanted.set()
@@ -100,6 +103,8 @@ class Attendant:
     async def _repair_loop(self) -> None:
         while True:
             await asyncio.sleep(self._settings.repair_ms / 1000)
+            if not self._creations:
+                continue
             try:
                 await self._catalogue.repair()
             except KeylaneError as error:

@@ -10,18 +10,19 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from ..protocol.control import BrokerHeartbeat
 from ..protocol.errors import KeylaneError, MemberTooOldError, UpgradeSkippedError
 from ..protocol.membership.cluster_view import ClusterView, MemberView
 from ..protocol.membership.versions import OWN, VERSION, check_member, holding_back
-from .cluster.members import ClusterState, leave, note_metaserver, read_cluster
+from .cluster.members import ClusterState, leave, note_metaserver, read_cluster, renew_metaserver
 from .sql.cluster_facts import check_cluster
 from .sql.database import Database
 
 log = logging.getLogger("keylane.metaserver")
 
-BEAT_S = 2.0
+BEAT_S = 5.0
 TTL_MS = 15_000
 """A metaserver that was killed holds an upgrade back for so long."""
 
@@ -67,13 +68,13 @@ class ClusterMember:
 
     async def beat(self, address: str) -> None:
         """Note this metaserver, and learn the cluster's version.  Raises StorageError."""
-        self._known = await self._database.write_first(
-            note_metaserver,
-            holder=self._holder,
-            address=address,
-            version=self._version,
-            ttl_ms=TTL_MS,
-        )
+        noted: dict[str, Any] = {
+            "holder": self._holder, "address": address, "version": self._version, "ttl_ms": TTL_MS
+        }  # fmt: skip
+        state = await self._database.renew(renew_metaserver, **noted)
+        if state.raised > state.version:  # on the disk before anyone is told
+            state = await self._database.write_first(note_metaserver, **noted)
+        self._known = state
         try:
             check_member(self._version, self._known.version, "this metaserver")
         except (MemberTooOldError, UpgradeSkippedError) as error:

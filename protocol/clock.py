@@ -61,3 +61,18 @@ def boot_seconds(clock: Clock) -> Iterator[float]:
 def deadline_seconds(deadline_ns: int) -> float:
     """A deadline for `boot_seconds`: a microsecond early, because seconds are rounded."""
     return (deadline_ns - 1_000) / 1e9
+
+
+TICK_S = 0.25
+TICKED_S_MIN = 2.0
+"""A shorter wait ends at its own time."""
+
+
+def at_a_tick(wait_s: float, now_s: float) -> float:
+    """
+    When a wait of `wait_s` ends by the clock that says `now_s`: up to TICK_S early, at a multiple of it.
+
+    So the waits of hundreds of idle consumers end together, and one wake-up of each process serves many.
+    """
+    end_s = now_s + wait_s
+    return end_s - end_s % TICK_S if wait_s >= TICKED_S_MIN else end_s

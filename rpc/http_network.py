@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import ssl
 from collections.abc import Container, Mapping, Sequence
 from functools import partial
@@ -278,9 +279,7 @@ class HttpNetwork:
                 headers=_headers(bearer),
                 allow_redirects=False,
                 ssl=self._tls_of(address),
-                timeout=aiohttp.ClientTimeout(
-                    total=timeout_ms / 1000, sock_connect=CONNECT_SECONDS
-                ),
+                timeout=_limits(timeout_ms),
             ) as response:
                 data = await response.read()
                 status = response.status
@@ -324,12 +323,11 @@ class HttpNetwork:
         Raises:
             NotSentError, OutcomeUnknownError, ForeignServerError: as `control`; the status is none of `statuses`.
         """
-        limits = aiohttp.ClientTimeout(total=timeout_ms / 1000, sock_connect=CONNECT_SECONDS)
         try:
             async with self._session.get(
                 f"{self._scheme}://{address}{path}",
                 allow_redirects=False,
-                timeout=limits,
+                timeout=_limits(timeout_ms),
                 ssl=self._tls_of(address),
             ) as response:
                 text = await response.text()
@@ -387,6 +385,13 @@ def client_network(
     """
     chosen = tls or tls_of_environment()
     return HttpNetwork(chosen, token=token, by_certificate=bool(chosen and chosen.cert))
+
+
+def _limits(timeout_ms: int) -> aiohttp.ClientTimeout:
+    """The time of a call; aiohttp would round one above 5 s up to a whole second, and leases leave no time for that."""
+    return aiohttp.ClientTimeout(
+        total=timeout_ms / 1000, sock_connect=CONNECT_SECONDS, ceil_threshold=math.inf
+    )
 
 
 def _headers(bearer: str | None) -> dict[str, str]:

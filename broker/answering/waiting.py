@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from ...protocol.clock import at_a_tick
+
 
 class LongPolls:
     """The waiting pulls, by partition."""
@@ -18,11 +20,13 @@ class LongPolls:
         return sum(map(len, self._waiting.values()))
 
     def begin(self, partition_id: int, wait_ms: int) -> asyncio.Future[None]:
-        """A future that is done when the partition is woken, or after `wait_ms`; `leave` what was cancelled."""
+        """A future that is done when the partition is woken, or after about `wait_ms`; `leave` what was cancelled."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         waiting = self._waiting.setdefault(partition_id, {})
-        waiting[future] = loop.call_later(wait_ms / 1000, self._end, partition_id, future)
+        waiting[future] = loop.call_at(
+            at_a_tick(wait_ms / 1000, loop.time()), self._end, partition_id, future
+        )
         return future
 
     async def wait(self, partition_id: int, wait_ms: int) -> None:

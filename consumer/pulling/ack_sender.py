@@ -20,6 +20,7 @@ import logging
 import random
 from typing import NamedTuple
 
+from ...protocol.clock import TICK_S, TICKED_S_MIN, at_a_tick
 from ...protocol.errors import FencedError, KeylaneError, OverloadedError
 from ...protocol.frames import Ack, Acked
 from ...protocol.message import Message
@@ -178,8 +179,9 @@ class AckSender:
 
     def _renew(self) -> None:
         """Send a request, if none was made for a third of the ttl; an empty one only to renew the pull lock."""
-        left_s = self._sent_s + self._idle_s - self._loop.time()
-        if left_s < CLOCK_S:
+        now_s = self._loop.time()
+        left_s = self._sent_s + self._idle_s - now_s
+        if left_s < (CLOCK_S if self._idle_s < TICKED_S_MIN else TICK_S):
             left_s = self._idle_s
             partition, idle = self._partition, not (self.handled or self.tries or self._begun)
             if partition.holds_fence and not (idle and partition.is_idle):
@@ -187,7 +189,7 @@ class AckSender:
                 if self._timer is not None:  # a linger may be longer than the ttl
                     self._timer.cancel()
                     self._timer = self._loop.call_soon(self._send_now)
-        self._renewal = self._loop.call_later(left_s, self._renew)
+        self._renewal = self._loop.call_at(at_a_tick(left_s, now_s), self._renew)
 
     async def flush(self) -> None:
         """Send all acks that the broker takes.  Raises KeylaneError."""

@@ -7,22 +7,39 @@ Invariants
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.membership.versions import MemberVersion, Version, raised_version
-from ..sql.cluster_facts import raise_version, read_facts
+from ..sql.cluster_facts import OF_CLUSTER, facts_of, raise_version
 from ..sql.dialect import insert_or_replace, now_ms
-from ..sql.schema import brokers, metaservers
+from ..sql.schema import brokers, facts, metaservers
 
-_at_work = sa.select(metaservers.c.address, metaservers.c.version).where(
-    metaservers.c.expires_at > now_ms()
+_renewed = (
+    sa.update(metaservers)
+    .where(metaservers.c.holder == sa.bindparam("of_holder"))
+    .values(
+        address=sa.bindparam("at_address"),
+        version=sa.bindparam("of_version"),
+        expires_at=now_ms() + sa.bindparam("for_ms", type_=sa.BigInteger),
+    )
 )
-_brokers = sa.select(brokers.c.broker_group, brokers.c.version).where(
-    sa.or_(brokers.c.expires_at > now_ms(), brokers.c.hosted > 0)
+_METASERVER, _BROKER, _FACT, _ENDED = "metaserver", "broker group", "fact", "ended"
+_known = sa.union_all(
+    sa.select(
+        sa.case((metaservers.c.expires_at > now_ms(), _METASERVER), else_=_ENDED).label("kind"),
+        metaservers.c.address.label("name"),
+        metaservers.c.version.label("value"),
+    ),
+    sa.select(sa.literal(_BROKER), brokers.c.broker_group, brokers.c.version).where(
+        sa.or_(brokers.c.expires_at > now_ms(), brokers.c.hosted > 0)
+    ),
+    sa.select(sa.literal(_FACT), facts.c.name, facts.c.value).where(facts.c.name.in_(OF_CLUSTER)),
 )
+"""All that is known of a cluster in one statement: each metaserver asks for it every few seconds."""
 
 
 class ClusterState(NamedTuple):
@@ -32,20 +49,37 @@ class ClusterState(NamedTuple):
     version: Version
     members: list[MemberVersion]
 
+    @property
+    def raised(self) -> Version:
+        """The version that the cluster has once these are all its members."""
+        return raised_version(self.version, self.members)
+
+
+def renew_metaserver(
+    connection: Connection, *, holder: str, address: str, version: str, ttl_ms: int
+) -> ClusterState:
+    """Note that a metaserver is at work for `ttl_ms`.  May be lost with the machine: it does nothing that lasts."""
+    noted = {"of_holder": holder, "at_address": address, "of_version": version, "for_ms": ttl_ms}
+    if not connection.execute(_renewed, noted).rowcount:
+        row = {"holder": holder, "address": address, "version": version, "expires_at": 0}
+        insert_or_replace(connection, metaservers, row)
+        connection.execute(_renewed, noted)
+    rows = connection.execute(_known).all()
+    if any(row.kind == _ENDED for row in rows):
+        connection.execute(sa.delete(metaservers).where(metaservers.c.expires_at <= now_ms()))
+    return _state_of(rows)
+
 
 def note_metaserver(
     connection: Connection, *, holder: str, address: str, version: str, ttl_ms: int
 ) -> ClusterState:
-    """Note that a metaserver is at work for `ttl_ms`, and raise the cluster's version if every member has a newer one."""
-    ends = connection.execute(sa.select(now_ms() + ttl_ms)).scalar_one()
-    row = {"holder": holder, "address": address, "version": version, "expires_at": ends}
-    insert_or_replace(connection, metaservers, row)
-    connection.execute(sa.delete(metaservers).where(metaservers.c.expires_at <= now_ms()))
-    state = read_cluster(connection)
-    raised = raised_version(state.version, state.members)
-    if raised > state.version:
-        raise_version(connection, raised)
-        return state._replace(version=raised)
+    """As `renew_metaserver`, and raise the cluster's version if every member has a newer one."""
+    state = renew_metaserver(
+        connection, holder=holder, address=address, version=version, ttl_ms=ttl_ms
+    )
+    if state.raised > state.version:
+        raise_version(connection, state.raised)
+        return state._replace(version=state.raised)
     return state
 
 
@@ -56,13 +90,14 @@ def leave(connection: Connection, *, holder: str) -> None:
 
 def read_cluster(connection: Connection) -> ClusterState:
     """The cluster as the database has it."""
-    facts = read_facts(connection)
+    return _state_of(connection.execute(_known).all())
+
+
+def _state_of(rows: Sequence[sa.Row[Any]]) -> ClusterState:
+    known = facts_of({row.name: row.value for row in rows if row.kind == _FACT})
     members = [
-        MemberVersion(f"metaserver {row.address}", row.version)
-        for row in connection.execute(_at_work)
+        MemberVersion(f"{row.kind} {row.name}", row.value)
+        for row in rows
+        if row.kind in {_METASERVER, _BROKER}
     ]
-    members += [
-        MemberVersion(f"broker group {row.broker_group}", row.version)
-        for row in connection.execute(_brokers)
-    ]
-    return ClusterState(facts.name, facts.version, sorted(members))
+    return ClusterState(known.name, known.version, sorted(members))

@@ -241,14 +241,15 @@ def planned_partitions(connection: Connection, subject_id: int) -> tuple[Partiti
     return subject_partitions(connection, subject_id, [PartitionState.PLANNED])
 
 
-_planned = sa.select(subjects.c.name).where(
+PLANNED = sa.select(subjects.c.name).where(
     subjects.c.route_version == 0, subjects.c.problem == "", sa.not_(subjects.c.deleting)
 )
+"""The names of the subjects whose creation was begun and not finished."""
 
 
 def planned_subjects(connection: Connection) -> list[SubjectRow]:
     """Return the subjects whose creation was begun and not finished."""
-    names = connection.execute(_planned).scalars().all()
+    names = connection.execute(PLANNED).scalars().all()
     rows = [find_subject(connection, name) for name in names]
     return [row for row in rows if row is not None]
 

@@ -16,7 +16,7 @@ from ...protocol.operations import OperationState
 from ...protocol.progress import PendingReset, ResetGroup
 from ...protocol.routing import ConsumeStrategy
 from ..cluster.partitions import subject_partitions
-from ..cluster.subjects import SERVED, open_subject_row
+from ..cluster.subjects import PLANNED, SERVED, open_subject_row
 from ..sql.dialect import begin_snapshot, now_ms
 from ..sql.schema import (
     groups,
@@ -45,18 +45,21 @@ class DueWork:
     """Whether an operation may have no driver."""
     quick: bool = False
     """Whether brokers have to be told of groups or where they begin, or a reset waits."""
+    creations: bool = False
+    """Whether the creation of a subject was begun and not finished."""
     versions: tuple[int, ...] = ()
     """Equal to those of a round before only if no version of a group has risen since."""
 
 
-_due = sa.union(
-    sa.select(sessions.c.group_id).where(sessions.c.expires_at <= now_ms()),
+_expired = sa.select(sessions.c.group_id).where(sessions.c.expires_at <= now_ms())
+_unsettled = (
     sa.select(groups.c.group_id)
     .join(subjects, subjects.c.subject_id == groups.c.subject_id)
     .where(
         sa.or_(sa.not_(groups.c.settled), groups.c.route_version != subjects.c.route_version),
-    ),
+    )
 )
+_due = sa.union(_expired, _unsettled)
 _sessions = sa.select(sa.func.min(sessions.c.expires_at) - now_ms()).scalar_subquery()
 _due_else = sa.select(
     _sessions.label("next_ms"),
@@ -71,6 +74,8 @@ _due_else = sa.select(
         sa.exists(sa.select(starts.c.group_id)),
         sa.exists(sa.select(live_resets.c.group_id).where(live_resets.c.answer.is_(None))),
     ).label("quick"),
+    sa.exists(PLANNED).label("creations"),
+    sa.or_(sa.exists(_expired.correlate(None)), sa.exists(_unsettled.correlate(None))).label("due"),
     sa.func.count(groups.c.group_id).label("known"),
     sa.func.coalesce(sa.func.max(groups.c.group_id), 0).label("newest"),
     sa.func.coalesce(sa.func.sum(groups.c.version), 0).label("versions"),
@@ -84,13 +89,14 @@ def due_work(connection: Connection) -> DueWork:
     Groups are those with an expired session, an unsettled change, or a route newer than at their last settling.
     """
     row = connection.execute(_due_else).one()
-    due = connection.execute(_due).scalars().all()
+    due = connection.execute(_due).scalars().all() if row.due else ()
     return DueWork(
         groups=tuple(due),
         next_expiry_ms=row.next_ms,
         removals=bool(row.removals),
         operations=bool(row.operations),
         quick=bool(row.quick),
+        creations=bool(row.creations),
         versions=(row.known, row.newest, int(row.versions)),
     )
 

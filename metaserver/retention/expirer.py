@@ -50,7 +50,7 @@ class Expirer:
 
     async def run_once(self) -> int:
         """Expire what can expire; returns the number of partitions.  Raises StorageError."""
-        mine = await self._database.write(
+        mine = await self._database.renew(
             take_duty, DUTY, holder=self._holder, lease_ms=self._lease_ms
         )
         if not mine:

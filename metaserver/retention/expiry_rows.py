@@ -52,19 +52,24 @@ _may_expire = sa.and_(
 )
 
 
+_alive = sa.select(brokers.c.broker_group).where(brokers.c.expires_at > now_ms())
+_candidates = (
+    sa.select(partitions.c.partition_id, partitions.c.end_offset)
+    .where(_may_expire, partitions.c.partition_id > sa.bindparam("after"))
+    .where(partitions.c.broker_group.in_(_alive))
+    .order_by(partitions.c.partition_id)
+    .limit(sa.bindparam("most", type_=sa.Integer))
+)
+
+
 def expiry_candidates(
     connection: Connection, *, after: int, limit: int
 ) -> list[tuple[Partition, int]]:
     """Return partitions on live brokers that may expire, with ids above `after`, and their end offsets; by id."""
-    alive = sa.select(brokers.c.broker_group).where(brokers.c.expires_at > now_ms())
-    chosen = (
-        sa.select(partitions.c.partition_id, partitions.c.end_offset)
-        .where(_may_expire, partitions.c.partition_id > after)
-        .where(partitions.c.broker_group.in_(alive))
-        .order_by(partitions.c.partition_id)
-        .limit(limit)
-    )
-    ends = {row.partition_id: row.end_offset for row in connection.execute(chosen)}
+    chosen = connection.execute(_candidates, {"after": after, "most": limit})
+    ends = {row.partition_id: row.end_offset for row in chosen}
+    if not ends:
+        return []
     chosen_partitions = read_partitions(connection, BY_ID, ids=list(ends))
     return [(partition, ends[partition.partition_id]) for partition in chosen_partitions]
 

@@ -57,7 +57,7 @@ class HiddenExpirer:
         """Delete what has expired; returns the number of subjects.  Does nothing while the setting is 0.  Raises StorageError."""
         if not self._expires_ms:
             return 0
-        mine = await self._database.write(
+        mine = await self._database.renew(
             take_duty, DUTY, holder=self._holder, lease_ms=self._lease_ms
         )
         if not mine:

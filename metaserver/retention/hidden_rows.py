@@ -29,15 +29,25 @@ class IdleHidden:
 _counted = sa.and_(subjects.c.hidden_for != "", sa.not_(subjects.c.deleting))
 
 
+_noted = (
+    sa.update(subjects)
+    .where(_counted, subjects.c.hidden_since.is_(None))
+    .values(hidden_since=now_ms())
+)
+_idle = (
+    sa.select(subjects)
+    .where(_counted, now_ms() - subjects.c.hidden_since >= sa.bindparam("at_least_ms"))
+    .order_by(subjects.c.subject_id)
+)
+
+
 def note_hidden(connection: Connection) -> None:
     """Begin to count for hidden subjects that do not count yet."""
-    fresh = sa.and_(_counted, subjects.c.hidden_since.is_(None))
-    connection.execute(sa.update(subjects).where(fresh).values(hidden_since=now_ms()))
+    connection.execute(_noted)
 
 
 def idle_hidden(connection: Connection, *, at_least_ms: int) -> list[IdleHidden]:
     """The hidden subjects that have been idle for so long."""
-    idle = sa.select(subjects).where(_counted, now_ms() - subjects.c.hidden_since >= at_least_ms)
     return [
         IdleHidden(
             subject_id=row.subject_id,
@@ -45,7 +55,7 @@ def idle_hidden(connection: Connection, *, at_least_ms: int) -> list[IdleHidden]
             target=row.hidden_for,
             messages=row.hidden_messages,
         )
-        for row in connection.execute(idle.order_by(subjects.c.subject_id))
+        for row in connection.execute(_idle, {"at_least_ms": at_least_ms})
     ]
 
 

@@ -7,7 +7,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -22,7 +22,9 @@ from .schema import facts
 CLUSTER, CLUSTER_VERSION = "cluster", "cluster version"
 FIRST = Version(0, 1)
 """Of databases that say none."""
-_values = sa.select(facts.c.name, facts.c.value).where(facts.c.name.in_((CLUSTER, CLUSTER_VERSION)))
+OF_CLUSTER = (CLUSTER, CLUSTER_VERSION)
+"""The names of the facts that say which cluster it is, and its version."""
+_values = sa.select(facts.c.name, facts.c.value).where(facts.c.name.in_(OF_CLUSTER))
 
 
 class ClusterFacts(NamedTuple):
@@ -35,7 +37,11 @@ class ClusterFacts(NamedTuple):
 
 def read_facts(connection: Connection) -> ClusterFacts:
     """What the database says."""
-    stored = {row.name: row.value for row in connection.execute(_values)}
+    return facts_of({row.name: row.value for row in connection.execute(_values)})
+
+
+def facts_of(stored: Mapping[str, str]) -> ClusterFacts:
+    """What the facts of a database say, by name."""
     version = stored.get(CLUSTER_VERSION)
     return ClusterFacts(stored.get(CLUSTER, ""), parse_version(version) if version else FIRST)
 

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.exc import SQLAlchemyError
@@ -31,8 +31,10 @@ from .clock_restart import adopt_boot
 from .cluster_facts import open_cluster
 from .dialect import BUSY_MS, prepare_sqlite
 from .group_write import GroupWriter
-from .postgres import PostgresDatabase
 from .sqlite_driver import SqliteTransactions
+
+if TYPE_CHECKING:
+    from .postgres import PostgresDatabase
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -150,7 +152,7 @@ def _pending(reader: SqliteTransactions) -> int:
     return reader.pending
 
 
-SqlDatabase = SqliteDatabase | PostgresDatabase
+SqlDatabase: TypeAlias = "SqliteDatabase | PostgresDatabase"
 
 
 @asynccontextmanager
@@ -247,6 +249,8 @@ async def _set_write_ahead(path: str) -> None:
 
 def _engines(url: URL, clock: Clock, *, broker_ttl_ms: int) -> SqlDatabase:
     if url.get_backend_name() == "postgresql":
+        from .postgres import PostgresDatabase  # with parts of SQLAlchemy that SQLite does not need
+
         return PostgresDatabase(url, clock, broker_ttl_ms=broker_ttl_ms)
     write = SqliteTransactions(url, partial(prepare_sqlite, clock=clock))
     renew = SqliteTransactions(url, partial(prepare_sqlite, clock=clock, durable=False))

@@ -1,5 +1,6 @@
-"""Migrates the schema with Alembic, in the caller's transaction.
+"""Makes the schema, or migrates it with Alembic, in the caller's transaction.
 
+    no table ─▶ all tables made at HEAD, without Alembic; tests compare them with what the migrations make
     revision known ─▶ migrated to HEAD, and OLDEST_READER written down
     revision of a newer keylane ─▶ used as it is, if its keylane wrote down that this version can; else refused
 
@@ -36,11 +37,18 @@ READER = "oldest reader of the schema"
 """The name of the fact."""
 log = logging.getLogger("keylane.metaserver")
 _LOCK = 0x6B65796C616E65
+_revisions = sa.Table(
+    "alembic_version",
+    sa.MetaData(),
+    sa.Column("version_num", sa.String(32), nullable=False),
+    sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+)
+"""Alembic's own table, as Alembic makes it."""
 
 
 def migrate(connection: Connection, *, program: str = VERSION) -> None:
     """
-    Migrate the schema to HEAD; does nothing if it is there, or if a newer program migrated it and this one can use it.
+    Make the schema or migrate it to HEAD; does nothing if it is there, or if a newer program migrated it and this one can use it.
 
     Args:
         program: the version of keylane that opens the database.
@@ -49,7 +57,10 @@ def migrate(connection: Connection, *, program: str = VERSION) -> None:
         SchemaTooNewError: the database was written by a newer keylane, and this one cannot use it.
     """
     lock_schema(connection)
-    if _revision(connection) != HEAD:
+    revision = _revision(connection)
+    if revision is None and _is_empty(connection):
+        _create(connection)
+    elif revision != HEAD:
         from alembic import command
         from alembic.util import CommandError
 
@@ -60,6 +71,19 @@ def migrate(connection: Connection, *, program: str = VERSION) -> None:
             return
     if _reader(connection) != OLDEST_READER:
         insert_or_replace(connection, facts, {"name": READER, "value": OLDEST_READER})
+
+
+def _is_empty(connection: Connection) -> bool:
+    """Whether there is no table of ours, and none of Alembic."""
+    tables = set(sa.inspect(connection).get_table_names())
+    return tables.isdisjoint({*metadata.tables, _revisions.name})
+
+
+def _create(connection: Connection) -> None:
+    """Make all tables; the memory that Alembic takes would stay for as long as the metaserver runs."""
+    metadata.create_all(connection, checkfirst=False)
+    _revisions.create(connection)
+    connection.execute(sa.insert(_revisions).values(version_num=HEAD))
 
 
 def _reader(connection: Connection) -> str | None:
@@ -115,7 +139,6 @@ def alembic_config(connection: Connection) -> Config:
 
 
 def _revision(connection: Connection) -> str | None:
-    if not sa.inspect(connection).has_table("alembic_version"):
+    if not sa.inspect(connection).has_table(_revisions.name):
         return None
-    table = sa.table("alembic_version", sa.column("version_num"))
-    return connection.execute(sa.select(table.c.version_num)).scalar_one_or_none()
+    return connection.execute(sa.select(_revisions.c.version_num)).scalar_one_or_none()

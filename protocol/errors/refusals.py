@@ -136,7 +136,7 @@ class SubjectUnknownError(RefusedError):
 
     code = 1110
     summary = "no such subject"
-    hint = "Create it first: keylane subject create NAME"
+    hint = "Is the name right? keylane subject list shows all of them, keylane subject create NAME makes one."
     subject = Detail(str)
 
 

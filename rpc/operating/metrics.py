@@ -31,7 +31,7 @@ log = logging.getLogger("keylane.rpc")
 SERIES_MAX = 2_000
 OTHER = "(other)"
 """The label of what is left out; no name of a subject or group has parentheses."""
-LOOP_PROBE_S = 0.25
+LOOP_PROBE_S = 0.5
 
 Collector = Callable[[], Awaitable[Iterable["Metric"]]]
 

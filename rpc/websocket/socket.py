@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from ...protocol.clock import at_a_tick
 from ...protocol.errors import FrameError
 from .framing import (
     HEAD_BYTES_MAX,
@@ -117,7 +118,7 @@ class DataSocket(asyncio.BufferedProtocol):
         """Why it was closed here, if the peer's bytes were the reason."""
         self._heartbeat_s = heartbeat_s
         self._heard = self._asked = False
-        self._beat = self._loop.call_later(heartbeat_s, self._check_alive)
+        self._beat = self._check_alive_in(heartbeat_s)
         transport.pause_reading()  # uvloop takes another kind of protocol between two readings only
         transport.set_protocol(self)
         transport.resume_reading()
@@ -388,7 +389,10 @@ class DataSocket(asyncio.BufferedProtocol):
             self._write_frame(Opcode.PING, ())
         self._heard = False
         self._control_frames = 0
-        self._beat = self._loop.call_later(after_s, self._check_alive)
+        self._beat = self._check_alive_in(after_s)
+
+    def _check_alive_in(self, after_s: float) -> asyncio.TimerHandle:
+        return self._loop.call_at(at_a_tick(after_s, self._loop.time()), self._check_alive)
 
     def eof_received(self) -> bool:
         """See `asyncio.BufferedProtocol`: the transport closes."""

@@ -231,7 +231,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/resets/test_group_reset.py": "progress",
         "property/metaserver/test_queue_chains.py": "queues",
         "property/protocol/test_backoff.py": "backoff",
-        "unit/broker/test_registration.py": "clock",
         "unit/rpc/test_settings.py": "settings",
     },
     "protocol/errors": {

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -63,11 +64,38 @@ async def test_migrated_schema_is_the_metadata(url: str) -> None:
     """After all migrations nothing is missing, too much or of another type."""
 
     def compare(connection: Connection) -> list[object]:
-        migrate(connection)
+        command.upgrade(alembic_config(connection), "head")
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         return compare_metadata(context, metadata)
 
     assert await in_transaction(url, compare) == []
+
+
+_SCHEMA = (
+    """SELECT table_name, column_name, data_type, is_nullable, column_default, is_identity
+    FROM information_schema.columns WHERE table_schema = 'public' ORDER BY 1, 2""",
+    "SELECT tablename, indexdef FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1, 2",
+    """SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid)
+    FROM pg_constraint WHERE connamespace = 'public'::regnamespace ORDER BY 1, 2""",
+)
+
+
+async def test_new_database_has_the_schema_of_a_migrated_one(url: str) -> None:
+    """Columns with their defaults, indexes and constraints are the same."""
+
+    def both(connection: Connection) -> tuple[list[Any], list[Any]]:
+        def schema() -> list[Any]:
+            return [connection.exec_driver_sql(query).all() for query in _SCHEMA]
+
+        migrate(connection)
+        new = schema()
+        config = alembic_config(connection)
+        command.downgrade(config, "base")
+        command.upgrade(config, "head")
+        return new, schema()
+
+    new, migrated = await in_transaction(url, both)
+    assert new == migrated
 
 
 async def test_every_migration_can_be_undone(url: str) -> None:

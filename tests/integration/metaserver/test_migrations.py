@@ -1,4 +1,4 @@
-"""The migrations make exactly the schema that the metaserver's SQL is written for."""
+"""The migrations make exactly the schema that the metaserver's SQL is written for, and that a new database gets."""
 
 from __future__ import annotations
 
@@ -29,29 +29,36 @@ def engine(tmp_path: Path) -> sa.Engine:
 def test_migrated_schema_is_the_metadata(engine: sa.Engine) -> None:
     """After all migrations nothing is missing, too much or of another type."""
     with engine.begin() as connection:
-        migrate(connection)
+        _go(connection, HEAD)
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, metadata) == []
     engine.dispose()
 
 
-def test_migrated_tables_say_the_same_sql(engine: sa.Engine) -> None:
-    """Table by table, SQLite's own text of the schema is that of the metadata: keys, names, AUTOINCREMENT."""
+def test_new_database_says_the_same_sql_as_a_migrated_one(engine: sa.Engine) -> None:
+    """Table by table, SQLite's own text of the schema is the same: keys, names, AUTOINCREMENT; and so are the rows."""
     other = sa.create_engine("sqlite://")
-    texts = []
+    texts, rows = [], []
     for database in (engine, other):
         with database.begin() as connection:
-            if database is other:
-                metadata.create_all(connection)
-            else:
-                migrate(connection)
-            rows = connection.execute(
-                sa.text("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'alembic%'")
+            if database is engine:
+                _go(connection, HEAD)
+            migrate(connection)
+            schema = connection.execute(sa.text("SELECT name, sql FROM sqlite_master"))
+            texts.append({name: _words(sql) for name, sql in schema if sql})
+            tables = [*metadata.tables, "alembic_version"]
+            rows.append(
+                [connection.exec_driver_sql(f"SELECT * FROM {name}").all() for name in tables]
             )
-            texts.append({name: _words(sql) for name, sql in rows if sql})
         database.dispose()
     assert texts[0] == texts[1]
+    assert rows[0] == rows[1]
+
+
+def test_new_database_loads_no_alembic(tmp_path: Path) -> None:
+    """What Alembic takes of memory would stay for as long as the metaserver runs."""
+    assert _opens_with_alembic(tmp_path) is False
 
 
 def _words(sql: str) -> list[str]:
@@ -70,7 +77,7 @@ def test_head_is_the_newest_revision(engine: sa.Engine) -> None:
 
 
 def test_every_migration_can_be_undone(engine: sa.Engine) -> None:
-    """Nothing but Alembic's own table is left."""
+    """Nothing but Alembic's own table is left; the database was made new."""
     with engine.begin() as connection:
         migrate(connection)
         config = alembic_config(connection)
@@ -208,15 +215,21 @@ asyncio.run(main())
 """
 
 
+def _opens_with_alembic(folder: Path) -> bool:
+    """Open the database in another process; returns whether it loads Alembic."""
+    told = subprocess.run(
+        [sys.executable, "-c", OPEN, str(folder)], capture_output=True, text=True, check=True
+    )
+    return told.stdout.strip() == "True"
+
+
 def test_opening_applies_the_migrations(tmp_path: Path) -> None:
     """Opening a database brings it up to date; opening it again does not even load Alembic."""
-    loaded = [
-        subprocess.run(
-            [sys.executable, "-c", OPEN, str(tmp_path)], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        for _ in range(2)
-    ]
-    assert loaded == ["True", "False"]
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'meta.db'}")
-    assert set(metadata.tables) <= set(sa.inspect(engine).get_table_names())
+    with engine.begin() as connection:
+        _go(connection, "0024")
+    assert [_opens_with_alembic(tmp_path) for _ in range(2)] == [True, False]
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, metadata) == []
     engine.dispose()

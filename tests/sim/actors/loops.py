@@ -57,6 +57,8 @@ class LoopingHost(ConsumerHost):
 
     def start(self) -> None:
         self._groups: list[_Group] = []
+        self._buried: set[tuple[int, int, int]] = set()
+        """Partition, token and offset of messages of which it is noted that they are set aside alone."""
         self._asking = asyncio.Lock()
         super().start()
 
@@ -71,6 +73,7 @@ class LoopingHost(ConsumerHost):
         self._settings = settings
         network = _TellingNetwork(self.internet, self.process, self._record)
         consumer = self._make(handler, network, self.machine, self._identities, self)
+        self._watch_burials(consumer)
         self._settings = given
         await self._live(consumer)
 
@@ -163,12 +166,39 @@ class LoopingHost(ConsumerHost):
         """Note that a message fails for the last time under "dead": later ones of its key go on before its broker has it."""
         failing: Any = None if consumer is None else consumer._dispatch._failing  # type: ignore[union-attr]
         if failing is not None and failing.is_last_try(message) and not failing.parks(message):
-            place = message.offset, message.offset + 1
-            self._record(
-                SetAside(
-                    *(self.group, message.partition_id, message.fencing_token, (place,)), alone=True
-                )
-            )
+            self._note_alone(message)
+
+    def _note_alone(self, message: Message) -> None:
+        place = message.partition_id, message.fencing_token, message.offset
+        self._buried.add(place)
+        ranges = ((message.offset, message.offset + 1),)
+        self._record(SetAside(self.group, *place[:2], ranges, alone=True))
+
+    def _watch_burials(self, consumer: Consumer) -> None:
+        """Note what a consumer buries without asking its program: a message at which processes have ended."""
+        new_assignments = consumer._new_assignments
+
+        def watched(*args: Any) -> Any:
+            assignments = new_assignments(*args)
+            make = assignments._make
+
+            def made(grant: Any) -> Any:
+                client = make(grant)
+                bury = client.bury
+
+                def buried(message: Message, failure: Any) -> None:
+                    place = message.partition_id, message.fencing_token, message.offset
+                    if place not in self._buried:
+                        self._note_alone(message)
+                    bury(message, failure)
+
+                client.bury = buried  # type: ignore[method-assign]
+                return client
+
+            assignments._make = made  # type: ignore[method-assign]
+            return assignments
+
+        consumer._new_assignments = watched  # type: ignore[method-assign]
 
     def _check_poison(self, message: Message) -> None:
         try:

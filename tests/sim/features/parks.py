@@ -17,6 +17,7 @@ from keylane.checker.findings import Findings
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.parked import ChangeParkedKey, ParkedView, ParkState
+from keylane.protocol.routing import logical_partition
 from keylane.rpc.client import BrokerClient
 from keylane.testing.machines.network import SimNetwork
 from sim.actors.clients import SUBJECT
@@ -129,14 +130,31 @@ class ParkedKeys:
 
     @property
     def none_left(self) -> bool:
-        """Nothing is parked but what children have taken over."""
-        return all(
-            host.running
-            and host.store is not None
-            and not any(
-                len(parked) and not parked.frozen for parked in parked_on(host.store).values()
+        """Nothing is parked but what children have taken over, each key one of them."""
+        brokers = self._world.brokers
+        stores = [host.store for host in brokers if host.running and host.store is not None]
+        if len(stores) < len(brokers):
+            return False
+        parked = {number: each for store in stores for number, each in parked_on(store).items()}
+        facts = [
+            partition.facts.partition
+            for store in stores
+            for partition in store.state.partitions.values()
+        ]
+
+        def is_taken_over(number: int, key: object) -> bool:
+            return not (isinstance(key, bytes) and key) or any(
+                number in child.parents
+                and child.range_start <= logical_partition(key) < child.range_end
+                and (known := parked.get(int(child.partition_id))) is not None
+                and number in known.adopted
+                for child in facts
             )
-            for host in self._world.brokers
+
+        return all(
+            each.frozen and all(is_taken_over(number, key) for key in each._keys)
+            for number, each in parked.items()
+            if len(each)
         )
 
 

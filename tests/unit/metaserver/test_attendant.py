@@ -126,3 +126,25 @@ async def test_periodic_work_goes_on_while_a_removal_waits_for_a_broker(
         before = len(looked)
         while len(looked) < before + 3:
             await asyncio.sleep(0.01)
+
+
+async def test_creations_are_repaired_when_a_round_has_seen_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without one nothing is read for them."""
+    rounds: list[bool] = []
+    repaired: list[int] = []
+
+    def creations_due(connection: Connection) -> DueWork:
+        rounds.append(len(rounds) > 50)
+        return replace(due_work(connection), creations=rounds[-1])
+
+    async def repair(_catalogue: Catalogue) -> None:
+        repaired.append(len(rounds))
+
+    monkeypatch.setattr(attendant_module, "due_work", creations_due)
+    monkeypatch.setattr(Catalogue, "repair", repair)
+    async with attending(tmp_path, []), asyncio.timeout(30):
+        while not repaired:
+            await asyncio.sleep(0.01)
+    assert repaired[0] > 50

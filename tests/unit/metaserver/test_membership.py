@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from keylane.metaserver.cluster.members import note_metaserver, read_cluster
-from keylane.metaserver.membership import ClusterMember, cluster_view
+from keylane.metaserver.membership import TTL_MS, ClusterMember, cluster_view
 from keylane.metaserver.sql.cluster_facts import CLUSTER, raise_version
 from keylane.metaserver.sql.dialect import insert_new
 from keylane.metaserver.sql.schema import facts
@@ -93,3 +93,24 @@ async def test_view_names_the_members_that_hold_the_cluster_back() -> None:
         database.rows.run(note_metaserver, version=version, **place)
     view = cluster_view(database.rows.run(read_cluster))
     assert (view.version, view.held_back_by) == ("0.4", ("metaserver a",))
+
+
+async def test_version_is_raised_in_a_commit_that_is_on_the_disk() -> None:
+    """A beat that raises nothing may be lost with the machine."""
+    database = Inline()
+    written: list[str] = []
+
+    async def write_first(work, *args, **kwargs):
+        written.append(work.__name__)
+        return database.rows.run(work, *args, **kwargs)
+
+    database.write_first = write_first
+    member = await member_of(database, "0.4.0")
+    await member.beat("m:1")
+    assert written == []
+    member = await member_of(database, "0.5.0")
+    database.rows.clock.advance(TTL_MS)  # the older one has ended
+    await member.beat("m:2")
+    await member.beat("m:2")
+    assert written == ["note_metaserver"]
+    assert (member.version, database.rows.run(read_cluster).version) == ("0.5", Version(0, 5))

@@ -13,7 +13,13 @@ from keylane import (
     MessageTooLargeError,
 )
 from keylane.producer import ProducerSettings
-from keylane.protocol.errors import Fate, InvalidRequestError, NoPartitionError, PartlyQueuedError
+from keylane.protocol.errors import (
+    ClosedError,
+    Fate,
+    InvalidRequestError,
+    NoPartitionError,
+    PartlyQueuedError,
+)
 from keylane.protocol.routing import OrderStrategy
 from support.cluster import eventually
 from support.scripted_network import QUICK, ScriptedNetwork, producer_on, route_over
@@ -156,6 +162,8 @@ async def test_close_logs_messages_given_up_when_it_is_cancelled(caplog):
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
+    with pytest.raises(ClosedError, match="not open"):
+        producer.send("s", b"v", key=b"k")
     await producer.close()
     (line,) = [record.getMessage() for record in caplog.records if "closed:" in record.getMessage()]
     assert "1 message" in line

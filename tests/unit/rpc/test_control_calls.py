@@ -217,6 +217,18 @@ async def test_no_answer_in_time_leaves_the_outcome_unknown(network, server, met
     meta.wait.set()
 
 
+async def test_long_call_ends_at_its_time_and_not_at_a_whole_second(network, server, meta):
+    """Leases are renewed in time that is counted in milliseconds."""
+    meta.wait = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(1 - loop.time() % 1)
+    began = loop.time()
+    with pytest.raises(OutcomeUnknownError):
+        await MetaClient(network, [server.address], timeout_ms=5_050).health()
+    assert loop.time() - began < 5.7
+    meta.wait.set()
+
+
 async def test_server_that_dies_leaves_the_outcome_unknown(network, wire, meta):
     """A connection that breaks in mid-call raises OutcomeUnknownError."""
     meta.wait = asyncio.Event()

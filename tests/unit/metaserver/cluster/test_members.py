@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.members import ClusterState, leave, note_metaserver, read_cluster
+from keylane.metaserver.sql.schema import metaservers
 from keylane.protocol.control import BrokerHeartbeat
 from keylane.protocol.membership.versions import MemberVersion, Version
 from support.sql.rows import Rows
@@ -75,3 +77,11 @@ def test_metaserver_that_left_or_was_killed_holds_nothing_back(rows: Rows) -> No
 def test_cluster_does_not_fall_when_an_older_member_comes(rows: Rows) -> None:
     metaserver(rows, "m1", "0.3.0")
     assert metaserver(rows, "m2", "0.2.0").version == Version(0, 3)
+
+
+def test_metaservers_that_have_ended_are_forgotten(rows: Rows) -> None:
+    """By the next one that beats."""
+    metaserver(rows, "killed", "0.1.0")
+    rows.clock.advance(TTL_MS)
+    metaserver(rows, "m", "0.1.0")
+    assert rows.run(lambda c: c.execute(sa.select(metaservers.c.holder)).scalars().all()) == ["m"]

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from keylane.protocol.clock import SystemClock
 from keylane.rpc.operating.histogram import Histogram
 from keylane.rpc.operating.metrics import (
+    LOOP_PROBE_S,
     OTHER,
     ServerMetrics,
     counter,
@@ -91,7 +92,7 @@ async def test_loop_delay_is_measured():
 
     metrics = ServerMetrics("broker", SystemClock.boot_ns)
     watching = asyncio.create_task(metrics.watch_loop())
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(LOOP_PROBE_S - 0.05)
     time.sleep(0.15)
     await asyncio.sleep(0.05)
     watching.cancel()
