@@ -6,10 +6,19 @@ import asyncio
 
 import pytest
 
+from keylane.broker.store.removals import drop_partition, forget_group
+from keylane.broker.store.set_cursor import set_cursor
 from keylane.protocol.batch import batch_starts
-from keylane.protocol.errors import FencedError, InvalidRequestError
-from keylane.protocol.frames import Batches, Pull
+from keylane.protocol.control import DropPartition
+from keylane.protocol.errors import (
+    FencedError,
+    InvalidRequestError,
+    PartitionUnknownError,
+    TokenUnknownError,
+)
+from keylane.protocol.frames import AcquireShared, Batches, Pull
 from keylane.protocol.limits import PART_BYTES_MAX, PULL_ANSWERS_MAX
+from keylane.protocol.progress import ForgetGroup, SetCursor
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
 from sim.machines.store import SESSION, AskedCall, Desk, batch, open_store
@@ -204,3 +213,68 @@ async def test_pull_lock_ends_with_its_ttl_when_the_client_has_left(desk):
 async def test_pull_of_impossible_answers_is_refused(desk, answers_max):
     with pytest.raises(InvalidRequestError, match="answers"):
         begin(desk, answers_max=answers_max)
+
+
+async def forget(desk: Desk) -> None:
+    partition = desk.store.state.partition(1)
+    _, durable = forget_group(desk.store, partition, ForgetGroup(group="audit", token=1))
+    await durable
+
+
+async def drop(desk: Desk) -> None:
+    subject = desk.store.state.partition(1).facts.subject
+    await drop_partition(desk.store, 1, DropPartition(subject=subject, last_id=1))
+
+
+async def reset(desk: Desk) -> None:
+    partition = desk.store.state.partition(1)
+    await set_cursor(desk.store, partition, SetCursor(group="audit", token=2, cursor=0))
+
+
+async def share(desk: Desk) -> None:
+    await desk.say(AcquireShared(1, "audit", "b" * 16, 2, 2_000))
+
+
+async def release(desk: Desk) -> None:
+    await desk.release(1)
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        (forget, TokenUnknownError),
+        (drop, PartitionUnknownError),
+        (reset, FencedError),
+        (share, FencedError),
+        (release, FencedError),
+    ],
+)
+async def test_pull_between_parts_is_refused_at_once_when_its_owner_owns_no_more(
+    desk, change, refused
+):
+    """Nothing of it is left to be woken."""
+    call = begin(desk)
+    await append(desk, 0)
+    await change(desk)
+    with pytest.raises(refused):
+        await asyncio.wait_for(call.done, 5)
+    assert (len(call.parts), desk.service.waiting) == (1, 0)
+
+
+async def test_pull_between_parts_is_answered_when_the_broker_closes(desk):
+    call = begin(desk)
+    await append(desk, 0)
+    desk.service.close()
+    answer, data = await asyncio.wait_for(call.done, 5)
+    assert (answer.more, answer.upto, data, desk.service.waiting) == (False, 2, b"", 0)
+
+
+async def test_acks_leave_the_pull_lock_held_until_the_pull_ends(desk):
+    """An ack renews it for the ttl alone, which is no less than what is left of a pull."""
+    group = desk.store.state.partition(1).groups["audit"]
+    begin(desk, wait_ms=2_000)
+    desk.clock.advance(1)
+    await append(desk, 0)
+    await desk.ack(1, (0, 2))
+    desk.clock.advance(1_999)
+    assert group.lock.holder(desk.clock.boot_ms()) == SESSION
