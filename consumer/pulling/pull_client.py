@@ -22,12 +22,7 @@ from threading import get_ident
 from ...protocol.batch import batch_starts, column_views
 from ...protocol.clock import Clock, deadline_seconds
 from ...protocol.control import Grant
-from ...protocol.errors import (
-    FencedError,
-    KeylaneError,
-    LeaseLostError,
-    OffsetOutOfRangeError,
-)
+from ...protocol.errors import FencedError, KeylaneError, LeaseLostError, OffsetOutOfRangeError
 from ...protocol.frames import (
     Acked,
     Acquire,

@@ -253,9 +253,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/hosts/test_operating.py": "probes",
         "integration/hosts/test_tls_cluster.py": "served_network",
     },
-    "rpc/plane": {
-        "unit/rpc/plane/test_calls_without_tasks.py": "prompt",
-    },
     "rpc": {
         "integration/clients/test_cut_off.py": "network",
         "unit/producer/test_identity.py": "identity",

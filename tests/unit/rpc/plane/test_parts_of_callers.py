@@ -48,7 +48,7 @@ class Held:
         """It does not end."""
 
 
-class Judge:
+class NamedCallers:
     """Knows callers by the names that they say."""
 
     async def authenticate(self, _nonce: bytes, asked: Authenticate) -> Held:
@@ -71,7 +71,7 @@ async def member():
         begun.put_nowait(call)
         return True
 
-    guard = Guard(nothing, nothing, clock=SystemClock(), judge=Judge())
+    guard = Guard(nothing, nothing, clock=SystemClock(), judge=NamedCallers())
     server = Server([], data_handler=handle, data_begin=begin, guard=guard)
     await server.start("127.0.0.1", 0)
     async with aiohttp.ClientSession() as session, asyncio.timeout(30):
