@@ -163,8 +163,17 @@ class PullViews(ABC):
 
     @property
     def is_idle(self) -> bool:
-        """True while nothing is to be handled, and a pull waits, for whose time the broker holds the pull lock."""
-        return self._chain.is_under_way and not self.has_messages_out
+        """
+        True while the broker is known to have acks of all that was pulled, and a pull waits.
+
+        The broker holds the pull lock for the time of the pull.  What is parked is acked by that: the next ack tells it.
+        """
+        offsets = self._offsets
+        return (
+            self._chain.is_under_way
+            and not self.has_messages_out
+            and offsets.cursor >= offsets.next_offset
+        )
 
     # ── what it is told ──────────────────────────────────────────────────────────────────────────────
     @property

@@ -12,7 +12,7 @@ from keylane.consumer import ConsumerSettings
 from keylane.consumer.pulling import pull_chain
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.protocol.errors import OutcomeUnknownError
-from keylane.protocol.frames import Acquire, Acquired, Batches, Pull, Request
+from keylane.protocol.frames import Acked, Acquire, Acquired, Batches, Pull, Request
 from keylane.rpc.network import Call, Calling, OnAnswer, OnPart
 from support.cluster import eventually
 from support.pulling import FAST, NotingOwner, ScriptedBroker, opened, stored
@@ -219,8 +219,8 @@ async def test_part_to_a_stopped_client_is_left():
         assert owner.messages == []
 
 
-async def test_partition_is_idle_while_a_pull_waits_and_no_message_is_out():
-    """A message with a handler, or a pause, has the pull lock renewed by acks."""
+async def test_partition_is_idle_while_a_pull_waits_and_all_is_known_to_be_acked():
+    """A message with a handler, an ack under way, or a pause, has the pull lock renewed by acks."""
     broker, owner = HeldBroker(), NotingOwner()
     async with opened(PullClient, broker, owner, SETTINGS) as client:
         await eventually(lambda: broker.held.calls)
@@ -229,6 +229,8 @@ async def test_partition_is_idle_while_a_pull_waits_and_no_message_is_out():
         assert not client.is_idle
         for message in owner.messages:
             client.done(message.offset)
+        assert not client.is_idle
+        client.acked_to(Acked(2))
         assert client.is_idle
         client.gate.hold("resume")
         broker.held.part(2)
