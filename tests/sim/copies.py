@@ -55,9 +55,10 @@ class Copier:
             broker = rng.choice(world.brokers)
             if not broker.running or not broker.heard or broker.store is None:
                 continue
-            copy, end = _copy_of(broker.disk), broker.store.log.end
-            starts = broker.starts
-            await asyncio.sleep(0.5 + 2 * rng.random())
+            copy, starts = _copy_of(broker.disk), broker.starts
+            await asyncio.sleep(0.5)
+            end = broker.store.log.end  # with the commit that was being written, which the copy may have
+            await asyncio.sleep(2 * rng.random())
             farther = broker.running and broker.store.log.end > end
             await asyncio.sleep(REPORTED_S)
             same = broker.running and broker.starts == starts and broker.heard
