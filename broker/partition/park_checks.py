@@ -55,7 +55,12 @@ from .parked_key import message_count
 
 
 def park_changes(
-    parked: Parked, changes: Iterable[AskedChange], acked: AckedOffsets, *, next_offset: int
+    parked: Parked,
+    changes: Iterable[AskedChange],
+    acked: AckedOffsets,
+    *,
+    next_offset: int,
+    token: int,
 ) -> list[ParkChange]:
     """
     What has to be written for the changes of one request.
@@ -63,6 +68,7 @@ def park_changes(
     Args:
         acked: the progress of the group.
         next_offset: one past the last message that may be parked.
+        token: the fence; what an earlier owner had with handlers, it cannot have taken out any more.
 
     Raises:
         ParkMovedError: the children have these messages.
@@ -71,16 +77,17 @@ def park_changes(
         InvalidRequestError: a change is impossible.
         ParkedMessageUnknownError, ParkedRedrivenError, EditsFullError: a message cannot be edited.
     """
-    return _Checks(parked, acked, next_offset).wanted(changes)
+    return _Checks(parked, acked, next_offset, token).wanted(changes)
 
 
 class _Checks:
     """Looks at the changes in turn; what those before have changed is in `_added`, `_gone` and `_states`."""
 
-    def __init__(self, parked: Parked, acked: AckedOffsets, next_offset: int) -> None:
+    def __init__(self, parked: Parked, acked: AckedOffsets, next_offset: int, token: int) -> None:
         self._parked = parked
         self._acked = acked
         self._next_offset = next_offset
+        self._token = token
         self._taken = OffsetRuns()
         """Messages that the request parks."""
         self._added: dict[ParkKey, OffsetRuns] = {}
@@ -131,6 +138,13 @@ class _Checks:
         parked = self._parked.get(key)
         return self._states.get(key, None if parked is None else parked.state)
 
+    def _is_handled(self, key: ParkKey) -> bool:
+        """True if messages of the key may be with handlers."""
+        parked = self._parked.get(key)
+        return self._state(key) is ParkState.REDRIVING or (
+            parked is not None and parked.is_handled(self._token)
+        )
+
     def _left(self, key: ParkKey) -> int:
         """The number of the key's parked messages."""
         parked = self._parked.get(key)
@@ -165,7 +179,16 @@ class _Checks:
         room = room or (self._dead if is_dead else self._alive)
         room.messages += message_count(new)
         room.keys += not known and change.key is not None
-        return Park(change.key, new, change.failure)
+        return Park(change.key, new, change.failure, self._token_behind(change))
+
+    def _token_behind(self, change: Park) -> int:
+        """The owner that has messages of the key with handlers behind a change, as of Park."""
+        if change.token not in {0, self._token}:
+            raise InvalidRequestError(f"{change.token} is not the token of the owner")
+        parked = self._parked.get(change.key)
+        if change.failure is None or parked is None or not (is_loose(change.key) and change.ranges):
+            return change.token
+        return parked.token  # another message of a loose key fails: those with handlers stay there
 
     def _park_or_bury(self, change: ParkOrBury) -> Park | Bury | None:
         key, failure = change.key, change.failure
@@ -235,7 +258,7 @@ class _Checks:
         _check_key(change.to)
         _check_ranges(change.ranges, MAX_I64)
         state = self._state(change.key)
-        if change.key in {None, b""} and state is ParkState.REDRIVING:
+        if change.key in {None, b""} and self._is_handled(change.key):
             raise ParkedRedrivenError(partition_id=self._parked.own)
         return None if state is None or change.to == change.key else change
 
@@ -256,7 +279,7 @@ class _Checks:
     def _edit(self, change: Edit) -> Edit:
         edited, parked = change.message, self._parked
         before = parked.edited(change.key, (edited.source, edited.offset))
-        if self._state(change.key) is ParkState.REDRIVING:
+        if self._is_handled(change.key):
             raise ParkedRedrivenError(partition_id=parked.own)
         others = [other for _, other in parked.edits() if other is not before]
         if len(others) >= EDITS_MAX:
