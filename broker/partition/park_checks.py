@@ -25,6 +25,7 @@ from ...protocol.offsets import AckedOffsets, Range
 from ...protocol.parked import (
     EDITS_BYTES_MAX,
     EDITS_MAX,
+    LOOSE,
     PARKED_KEYS_MAX,
     PARKED_MESSAGES_MAX,
     PARKED_ROWS_MAX,
@@ -96,6 +97,8 @@ class _Checks:
         """Key and source → messages that are parked no longer."""
         self._states: dict[ParkKey, ParkState | None] = {}
         """The state of a key behind the changes so far; None: it is freed."""
+        self._redriven: set[ParkKey] = set()
+        """Loose keys that are redriven, and of which another message has failed: the redrive goes on."""
         self._alive, self._dead = _rooms(parked)
         self._checks: dict[type[Any], Callable[[Any], ParkChange | None]] = {
             Park: self._park,
@@ -125,13 +128,13 @@ class _Checks:
         self._check_room()
         # A key whose last message an operator has skipped waits for no operator: its owner frees it.
         emptied = [
-            key for key in dict.fromkeys(key for key, _ in self._gone) if not self._left(key)
+            key
+            for key in dict.fromkeys(key for key, _ in self._gone)
+            if not (is_loose(key) or self._left(key))
+            and self._state(key) in {ParkState.PARKED, ParkState.DEAD}
         ]
-        return wanted + [
-            Redrive(key)
-            for key in emptied
-            if not is_loose(key) and self._state(key) in {ParkState.PARKED, ParkState.DEAD}
-        ]
+        redriven = [key for key in LOOSE if key in self._redriven and self._left(key)]
+        return wanted + [Redrive(key) for key in (*emptied, *redriven)]
 
     def _state(self, key: ParkKey) -> ParkState | None:
         """None if the key is not parked."""
@@ -174,6 +177,10 @@ class _Checks:
             return None
         self._add(change.key, new)
         if change.failure is not None:
+            if not (is_loose(change.key) and change.ranges):
+                self._redriven.discard(change.key)
+            elif self._state(change.key) is ParkState.REDRIVING:
+                self._redriven.add(change.key)
             self._states[change.key] = ParkState.PARKED
         is_dead = change.key is None or self._state(change.key) is ParkState.DEAD
         room = room or (self._dead if is_dead else self._alive)

@@ -458,6 +458,27 @@ async def test_parked_message_is_not_edited_while_its_owner_has_it_handled(
     assert await is_editable(desk)
 
 
+@pytest.mark.parametrize("key", [None, b""], ids=["dead letters", "without a key"])
+@pytest.mark.parametrize("careful", [False, True])
+async def test_loose_messages_are_not_edited_while_they_are_handled_and_others_fail(
+    desk: ParkedDesk, key: bytes | None, careful: bool
+):
+    """A message that is set aside meanwhile ends no redrive: the owner says when it has ended."""
+    await desk.change(Park(key, ((7, 9),), FAILURE))
+    await desk.make(Redrive(key))
+    if careful:
+        await desk.change(Park(key, (), FAILURE, 1))
+    await desk.change(Park(key, ((10, 11),), FAILURE), Park(key, ((12, 13),), FAILURE))
+    await desk.change(Unpark(key, 1, ((7, 8),)))
+    assert not await is_editable(desk, key, 8)
+    await desk.store.commit.close()
+    again = desk.again(snapshot=False)
+    assert again.parked.image() == desk.parked.image()
+    assert not await is_editable(again, key, 8)
+    await again.change(Park(key, ((14, 15),), FAILURE), Park(key, (), FAILURE))
+    assert await is_editable(again, key, 8)
+
+
 @pytest.mark.parametrize("snapshot", [True, False])
 async def test_message_with_its_handler_is_not_edited_behind_a_restart_of_the_broker(
     snapshot: bool,
