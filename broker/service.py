@@ -467,6 +467,8 @@ class BrokerService:
         else:
             release(group.lock)
             group.hangs_no_more()
+            if group.parked is not None:
+                group.parked.given_back()
         self._waiting.wake(partition.partition_id)
         if not group.lock.shared and group.suspects.released():
             group.changed()

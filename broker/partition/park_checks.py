@@ -25,6 +25,7 @@ from ...protocol.offsets import AckedOffsets, Range
 from ...protocol.parked import (
     EDITS_BYTES_MAX,
     EDITS_MAX,
+    LOOSE,
     PARKED_KEYS_MAX,
     PARKED_MESSAGES_MAX,
     PARKED_ROWS_MAX,
@@ -55,7 +56,12 @@ from .parked_key import message_count
 
 
 def park_changes(
-    parked: Parked, changes: Iterable[AskedChange], acked: AckedOffsets, *, next_offset: int
+    parked: Parked,
+    changes: Iterable[AskedChange],
+    acked: AckedOffsets,
+    *,
+    next_offset: int,
+    token: int,
 ) -> list[ParkChange]:
     """
     What has to be written for the changes of one request.
@@ -63,6 +69,7 @@ def park_changes(
     Args:
         acked: the progress of the group.
         next_offset: one past the last message that may be parked.
+        token: the fence; what an earlier owner had with handlers, it cannot have taken out any more.
 
     Raises:
         ParkMovedError: the children have these messages.
@@ -71,16 +78,17 @@ def park_changes(
         InvalidRequestError: a change is impossible.
         ParkedMessageUnknownError, ParkedRedrivenError, EditsFullError: a message cannot be edited.
     """
-    return _Checks(parked, acked, next_offset).wanted(changes)
+    return _Checks(parked, acked, next_offset, token).wanted(changes)
 
 
 class _Checks:
     """Looks at the changes in turn; what those before have changed is in `_added`, `_gone` and `_states`."""
 
-    def __init__(self, parked: Parked, acked: AckedOffsets, next_offset: int) -> None:
+    def __init__(self, parked: Parked, acked: AckedOffsets, next_offset: int, token: int) -> None:
         self._parked = parked
         self._acked = acked
         self._next_offset = next_offset
+        self._token = token
         self._taken = OffsetRuns()
         """Messages that the request parks."""
         self._added: dict[ParkKey, OffsetRuns] = {}
@@ -89,6 +97,8 @@ class _Checks:
         """Key and source → messages that are parked no longer."""
         self._states: dict[ParkKey, ParkState | None] = {}
         """The state of a key behind the changes so far; None: it is freed."""
+        self._redriven: set[ParkKey] = set()
+        """Loose keys that are redriven, and of which another message has failed: the redrive goes on."""
         self._alive, self._dead = _rooms(parked)
         self._checks: dict[type[Any], Callable[[Any], ParkChange | None]] = {
             Park: self._park,
@@ -118,18 +128,25 @@ class _Checks:
         self._check_room()
         # A key whose last message an operator has skipped waits for no operator: its owner frees it.
         emptied = [
-            key for key in dict.fromkeys(key for key, _ in self._gone) if not self._left(key)
+            key
+            for key in dict.fromkeys(key for key, _ in self._gone)
+            if not (is_loose(key) or self._left(key))
+            and self._state(key) in {ParkState.PARKED, ParkState.DEAD}
         ]
-        return wanted + [
-            Redrive(key)
-            for key in emptied
-            if not is_loose(key) and self._state(key) in {ParkState.PARKED, ParkState.DEAD}
-        ]
+        redriven = [key for key in LOOSE if key in self._redriven and self._left(key)]
+        return wanted + [Redrive(key) for key in (*emptied, *redriven)]
 
     def _state(self, key: ParkKey) -> ParkState | None:
         """None if the key is not parked."""
         parked = self._parked.get(key)
         return self._states.get(key, None if parked is None else parked.state)
+
+    def _is_handled(self, key: ParkKey) -> bool:
+        """True if messages of the key may be with handlers."""
+        parked = self._parked.get(key)
+        return self._state(key) is ParkState.REDRIVING or (
+            parked is not None and parked.is_handled(self._token)
+        )
 
     def _left(self, key: ParkKey) -> int:
         """The number of the key's parked messages."""
@@ -160,12 +177,25 @@ class _Checks:
             return None
         self._add(change.key, new)
         if change.failure is not None:
+            if not (is_loose(change.key) and change.ranges):
+                self._redriven.discard(change.key)
+            elif self._state(change.key) is ParkState.REDRIVING:
+                self._redriven.add(change.key)
             self._states[change.key] = ParkState.PARKED
         is_dead = change.key is None or self._state(change.key) is ParkState.DEAD
         room = room or (self._dead if is_dead else self._alive)
         room.messages += message_count(new)
         room.keys += not known and change.key is not None
-        return Park(change.key, new, change.failure)
+        return Park(change.key, new, change.failure, self._token_behind(change))
+
+    def _token_behind(self, change: Park) -> int:
+        """The owner that has messages of the key with handlers behind a change, as of Park."""
+        if change.token not in {0, self._token}:
+            raise InvalidRequestError(f"{change.token} is not the token of the owner")
+        parked = self._parked.get(change.key)
+        if change.failure is None or parked is None or not (is_loose(change.key) and change.ranges):
+            return change.token
+        return parked.token  # another message of a loose key fails: those with handlers stay there
 
     def _park_or_bury(self, change: ParkOrBury) -> Park | Bury | None:
         key, failure = change.key, change.failure
@@ -235,7 +265,7 @@ class _Checks:
         _check_key(change.to)
         _check_ranges(change.ranges, MAX_I64)
         state = self._state(change.key)
-        if change.key in {None, b""} and state is ParkState.REDRIVING:
+        if change.key in {None, b""} and self._is_handled(change.key):
             raise ParkedRedrivenError(partition_id=self._parked.own)
         return None if state is None or change.to == change.key else change
 
@@ -256,7 +286,7 @@ class _Checks:
     def _edit(self, change: Edit) -> Edit:
         edited, parked = change.message, self._parked
         before = parked.edited(change.key, (edited.source, edited.offset))
-        if self._state(change.key) is ParkState.REDRIVING:
+        if self._is_handled(change.key):
             raise ParkedRedrivenError(partition_id=parked.own)
         others = [other for _, other in parked.edits() if other is not before]
         if len(others) >= EDITS_MAX:

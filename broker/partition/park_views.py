@@ -124,7 +124,8 @@ def _pages(
                 yield page.keys, row + place
                 page = _Page()
             part = tuple(each.rows(place, page.room))
-            adopted = AdoptedKey(key, each.state, each.since_ms, each.failure, part)
+            of_key = key, each.state, each.since_ms, each.failure
+            adopted = AdoptedKey(*of_key, part, token=each.token)
             page.add(adopted, max(len(part), 1), len(_encode(adopted)))
             place += max(len(part), 1)
         row += count
@@ -137,7 +138,7 @@ def _pages(
                 page = _Page()
             faults, marks = _marks(parked, each, place, page.room)
             of_key = key, each.state, each.since_ms, each.failure
-            adopted = AdoptedKey(*of_key, (), (), faults, marks)
+            adopted = AdoptedKey(*of_key, (), (), faults, marks, each.token)
             page.add(adopted, len(marks), len(_encode(adopted)))
             place += len(marks)
         row += count
@@ -152,7 +153,7 @@ def _pages(
             known = parked.get(key)
             assert known is not None
             of_key = key, known.state, known.since_ms, known.failure
-            page.add(AdoptedKey(*of_key, (), (edited,)), 0, more)
+            page.add(AdoptedKey(*of_key, (), (edited,), token=known.token), 0, more)
         row += 1
     yield page.keys, None
 

@@ -128,6 +128,11 @@ class Parked:
         for parked in self._keys.values():
             parked.forget_next_tries()
 
+    def given_back(self) -> None:
+        """Note that the owner has released the partition: it has nothing with handlers.  In memory only."""
+        for parked in self._keys.values():
+            parked.token = 0
+
     def first_own(self) -> int | None:
         """The lowest parked offset of the partition itself, or None."""
         return min(
@@ -194,6 +199,7 @@ class Parked:
         unmark = self._mark(change.key, self.own, failed, change.failure, at_ms)
         if change.failure is not None:
             parked.failure = change.failure
+            parked.token = change.token if isinstance(change, Park) else 0
         if change.failure is not None or state is ParkState.DEAD:
             parked.state = state
 
@@ -249,16 +255,16 @@ class Parked:
             self.messages -= parked.messages
 
     def _set(self, key: ParkKey, state: ParkState | None) -> Undo:
-        """Set the state of a key, if one is given; the undo restores state, failure and time."""
+        """Set the state of a key, if one is given; the undo restores state, failure, time and token."""
         parked = self._keys.get(key)
         if parked is None:
             return _nothing
-        before = parked.state, parked.failure, parked.since_ms
+        before = parked.state, parked.failure, parked.since_ms, parked.token
         if state is not None:
             parked.state = state
 
         def take_back() -> None:
-            parked.state, parked.failure, parked.since_ms = before
+            parked.state, parked.failure, parked.since_ms, parked.token = before
 
         return take_back
 
@@ -375,6 +381,7 @@ class Parked:
             undos.append(self._set(key.key, None))
             parked.state, parked.failure = key.state, key.failure
             parked.since_ms = min(parked.since_ms, key.since_ms)
+            parked.token = 0 if change.parent else key.token
             for source, start, end in key.rows:
                 new = parked.add(source, start, end)
                 self.messages += message_count(new)
@@ -533,7 +540,10 @@ class Parked:
             for key, parked in self._keys.items()
             for source, runs in parked.failures.items()
         ]
+        tokens = [(key, parked.token) for key, parked in self._keys.items() if parked.token]
         known = (keys, self.frozen, sorted(self.adopted), sorted(self.sources))
+        if tokens:
+            return _encode((*known, edits, self._faults.all(), failures, tokens))
         if failures:
             return _encode((*known, edits, self._faults.all(), failures))
         return _encode((*known, edits) if edits else known)
@@ -561,6 +571,10 @@ class Parked:
             if key not in parked._keys:
                 raise ValueError(f"failures of key {key!r:.80}, of which nothing is parked")
             parked._keys[key].failures[source] = FailureRuns.of_packed(columns, end)
+        for key, token in decoded.tokens:
+            if key not in parked._keys:
+                raise ValueError(f"the token of key {key!r:.80}, of which nothing is parked")
+            parked._keys[key].token = token
         return parked
 
 
@@ -572,6 +586,7 @@ class _ParkedImage(msgspec.Struct, frozen=True, array_like=True):
     edits: list[tuple[ParkKey, EditedMessage]] = []
     faults: list[tuple[int, Fault]] = []
     failures: list[tuple[ParkKey, int, int, tuple[bytes, bytes, bytes, bytes, bytes]]] = []
+    tokens: list[tuple[ParkKey, int]] = []
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -24,12 +24,14 @@ def message_count(ranges: Iterable[Range]) -> int:
 class ParkedKey:
     """The parked messages of a key."""
 
-    __slots__ = ("edits", "failure", "failures", "messages", "pieces", "since_ms", "state")
+    __slots__ = ("edits", "failure", "failures", "messages", "pieces", "since_ms", "state", "token")
 
     def __init__(self, since_ms: int) -> None:
         self.state = ParkState.PARKED
         self.since_ms = since_ms
         self.failure: Failure | None = None
+        self.token = 0
+        """Of the owner that has the messages handled though the key stays parked if its process ends; 0: none has."""
         self.pieces: dict[int, OffsetRuns] = {}
         """Source → offsets; the sources by their ids, which is the order of their messages."""
         self.messages = 0
@@ -37,6 +39,10 @@ class ParkedKey:
         """By source and offset; of messages that are parked."""
         self.failures: dict[int, FailureRuns] = {}
         """Source → how its messages failed, if they are without an order."""
+
+    def is_handled(self, token: int) -> bool:
+        """True if the owner with this token, or a later one, may have messages of the key with handlers."""
+        return self.state is ParkState.REDRIVING or 0 < self.token == token
 
     def has(self, place: Place) -> bool:
         """True if this message is parked."""

@@ -41,10 +41,11 @@ def change_parked(
             nothing was changed.
     """
     parked = group.parked_on(partition.partition_id)
-    wanted = park_changes(parked, changes, group.acked, next_offset=partition.readable_offset)
+    end, fence = partition.readable_offset, group.lock.fence
+    wanted = park_changes(parked, changes, group.acked, next_offset=end, token=fence)
     if not wanted:
         return store.commit.flushed()
-    body = ParkedBody(group.name, group.lock.fence, at_ms, tuple(wanted), tuple(next_tries))
+    body = ParkedBody(group.name, fence, at_ms, tuple(wanted), tuple(next_tries))
     record = encode_body(partition.partition_id, body)
     store.commit.check_room(OWN_RECORD_BYTES + len(record), own=True)
     store.state.touch(partition)

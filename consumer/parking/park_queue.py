@@ -27,6 +27,7 @@ from ...protocol.parked import (
     ParkOrBury,
     Shift,
     Unpark,
+    is_loose,
 )
 
 Confirmed = Callable[[], None]
@@ -75,8 +76,15 @@ class ParkQueue:
         return any(park.key == key for park in self._waiting_parks())
 
     def stops(self, key: ParkKey) -> bool:
-        """True if a message of this key has failed, and the broker does not have that yet: it ends the key's redrive."""
-        return any(park.key == key and park.failure is not None for park in self._waiting_parks())
+        """
+        True if a message of this key has failed, and the broker does not have that yet: it ends the key's redrive.
+
+        Of a loose key one that was redriven: any other changes nothing for those that are.
+        """
+        return any(
+            park.key == key and park.failure is not None and not (is_loose(key) and park.ranges)
+            for park in self._waiting_parks()
+        )
 
     def _waiting_parks(self) -> list[Park]:
         here = [*self._under_way, *self._parks]

@@ -261,7 +261,7 @@ class Redrives:
         """Have a key stay parked if this process ends while its messages are handled."""
         crash = crash_of("again", at_ms=self._client.wall_ms(), attempts=1)
         if key != RETRIED:
-            await self._sender.send_now([Park(key, (), crash)])
+            await self._sender.send_now([Park(key, (), crash, self._context.who[3])])
             return
         # One of the chosen dead letters may have done it: all are dead letters as before, each with its own failure.
         log.warning(

@@ -103,6 +103,8 @@ class Park(Struct, frozen=True, array_like=True, tag=1):
     key: ParkKey
     ranges: tuple[Range, ...]
     failure: Failure | None = None
+    token: int = 0
+    """Of the owner, if it has the messages handled all the same, so that the key is parked only when its process ends."""
 
 
 class Bury(Struct, frozen=True, array_like=True, tag=12):
@@ -211,6 +213,8 @@ class AdoptedKey(Struct, frozen=True, array_like=True):
     faults: tuple[Fault, ...] = ()
     marks: tuple[FailureMark, ...] = ()
     """How messages of these rows, or of earlier ones, failed, if they are without an order."""
+    token: int = 0
+    """As of Park.  Children leave it out: an owner of the parent has nothing with handlers any more."""
 
 
 class Adopt(Struct, frozen=True, array_like=True, tag=5):

@@ -65,6 +65,8 @@ CHANGES: tuple[ParkChange, ...] = (
         last=False,
         sources=(4,),
     ),
+    Park(b"N14228", (), FAILURE, 5),
+    Adopt(0, (AdoptedKey(b"N14228", ParkState.PARKED, 99, FAILURE, (), token=5),), last=False),
 )
 KEY_ROWS = [
     ParkedKeyRow(b"N14228", ParkState.PARKED, 2),
@@ -98,6 +100,8 @@ def golden_bytes() -> dict[str, str]:
     rows = {"key rows": encode_parked(KEY_ROWS).hex()}
     edited = parked()
     edited.apply(Edit(b"N14228", EDITED), at_ms=1_800_000_000_456)
+    handled = parked()
+    handled.apply(Park(b"N14228", (), FAILURE, 5), at_ms=1_800_000_000_456)
     retrying = Parked(7)
     retrying.apply(Park(2, ((5, 6),), FAILURE), at_ms=1_800_000_000_456)
     retrying.note_next_tries([(2, 7, 5, 1_800_000_060_000)])
@@ -105,6 +109,7 @@ def golden_bytes() -> dict[str, str]:
         "image": parked().image().hex(),
         "image with an edit": edited.image().hex(),
         "image with a next try": retrying.image().hex(),
+        "image with a token": handled.image().hex(),
     }
     return {**records, **rows, **images}
 

@@ -13,7 +13,7 @@ from keylane.broker.partition.failure_runs import UNKNOWN
 from keylane.broker.partition.parked import Parked
 from keylane.broker.partition.records import CursorBody, ParkedBody, decode_body, encode_body
 from keylane.protocol import frames
-from keylane.protocol.parked import ParkChange, decode_key_rows
+from keylane.protocol.parked import ParkChange, ParkState, decode_key_rows
 from keylane.protocol.record import HEADER_BYTES, Header, read_record
 
 HERE = Path(__file__).parent
@@ -53,6 +53,13 @@ def test_golden_image_tells_how_each_message_failed():
     assert (told[3].since_ms, parked.failure(told[3])) == (1_800_000_000_456, goldens.FAILURE)
     retrying = Parked.of_image(7, bytes.fromhex(GOLDEN["image with a next try"]))
     assert retrying.get(2).next_ms == 1_800_000_060_000
+
+
+def test_golden_image_tells_which_owner_has_messages_of_a_parked_key_handled():
+    parked = Parked.of_image(7, bytes.fromhex(GOLDEN["image with a token"]))
+    assert parked.image().hex() == GOLDEN["image with a token"]
+    known = parked.get(b"N14228")
+    assert (known.state, known.token, parked.get(None).token) == (ParkState.PARKED, 5, 0)
 
 
 @pytest.mark.parametrize("name", ["image", "image with an edit"])

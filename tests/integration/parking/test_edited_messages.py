@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from integration.parking.test_crashes import crasher
 from integration.parking.test_parked_keys import FAST
 from integration.parking.test_poison_in_a_change import sealed_behind
 from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
@@ -17,6 +18,7 @@ from keylane.errors import (
     InvalidRequestError,
     MessageTooLargeError,
     ParkedMessageUnknownError,
+    ParkedRedrivenError,
 )
 from keylane.protocol.message import EDITED_PROPERTY
 from support.cluster import Cluster, eventually
@@ -135,6 +137,49 @@ async def eventually_redriven(admin: Admin) -> None:
             await asyncio.sleep(0.05)
         else:
             return
+
+
+class Waiting(Judge):
+    """A handler whose messages end when `go_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, message: Message) -> None:
+        self.has_begun.set()
+        await self.go_on.wait()
+        await super().__call__(message)
+
+
+async def test_edit_is_refused_while_a_message_that_may_end_its_process_is_handled(
+    shared_cluster: Cluster, tmp_path: Path
+):
+    """A process ended with the redriven message: the next consumer has the key stay parked, and handles it."""
+    subject, judge = "edited-again", Waiting()
+    await shared_cluster.create(subject, partitions=1)
+    async with (
+        asyncio.timeout(60),
+        Admin(shared_cluster.meta) as admin,
+        Producer(shared_cluster.meta) as producer,
+    ):
+        for value in (b"poison", b"1"):
+            await producer.send(subject, value, key=b"bad")
+        async with consumer_of(shared_cluster, subject, Judge()):
+            while await parked_count(admin, subject) < 2:
+                await asyncio.sleep(0.02)
+        await admin.edit_parked(subject, "g", key=b"bad", value=b"40")
+        await admin.redrive(subject, "g", key=b"bad")
+        with crasher(shared_cluster, subject, tmp_path / "handed", "one") as process:
+            await eventually(lambda: process.poll() is not None)
+        async with consumer_of(shared_cluster, subject, judge):
+            await judge.has_begun.wait()
+            with pytest.raises(ParkedRedrivenError):
+                await admin.edit_parked(subject, "g", key=b"bad", value=b"41")
+            judge.go_on.set()
+            while await parked_count(admin, subject):
+                await asyncio.sleep(0.02)
+    assert [value for _, value in judge.handled[b"bad"]] == [40, 1]
 
 
 async def test_impossible_edit_is_refused_and_others_are_unharmed(shared_cluster: Cluster):

@@ -86,6 +86,7 @@ ADOPTED = st.builds(
 CHANGES = st.one_of(
     st.builds(Park, KEYS, SOME, FAILURES),
     st.builds(Park, KEYS, SOME),
+    st.builds(Park, KEYS, st.just(()), FAILURES, st.just(5)),
     st.builds(Bury, st.sampled_from([b"a", b"b"]), SOME, st.none() | FAILURES),
     st.builds(Unpark, KEYS, SOURCES, SOME),
     st.builds(Unpark, KEYS, st.just(OWN), st.just(((0, END),))),
@@ -125,6 +126,7 @@ def state_of(parked: Parked) -> dict[Any, Any]:
         "counts": messages,
         "edits": {key: dict(parked.get(key).edits) for key in rows},
         "all": parked.messages,
+        "tokens": {key: parked.get(key).token for key in rows},
         "frozen": parked.frozen,
         "adopted": set(parked.adopted),
     }
@@ -157,7 +159,7 @@ def served(requests: list[list[AskedChange]]) -> tuple[Log, Parked, AckedOffsets
         try:
             with pytest.MonkeyPatch.context() as bounds:
                 bounds.setattr(park_checks, "PARKED_MESSAGES_MAX", MESSAGES_MAX)
-                wanted = park_changes(parked, asked, acked, next_offset=END)
+                wanted = park_changes(parked, asked, acked, next_offset=END, token=5)
         except KeylaneError:
             continue
         for change in wanted:
@@ -224,7 +226,7 @@ def test_repeat_of_any_request_parks_no_message(requests, which):
     ):
         return
     try:
-        wanted = park_changes(parked, parks, acked, next_offset=END)
+        wanted = park_changes(parked, parks, acked, next_offset=END, token=5)
     except KeylaneError:
         return
     known = {

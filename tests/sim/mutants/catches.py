@@ -112,6 +112,7 @@ CATCHES: dict[str, int] = {
     "lost_messages_are_sent_again": 60,
     "lost_session_goes_on": 4,
     "margin_on_the_wrong_side": 6,
+    "messages_with_handlers_are_edited": 2_000_001_146,
     "moved_broker_is_not_told": 146,
     "moved_broker_not_followed": 18,
     "names_are_free_before_brokers_dropped": 2_000_000_000,

@@ -146,6 +146,11 @@ def edit_by_key_takes_the_newest(patches: Patches) -> None:
     real = patches.set(Admin, "_place", place)
 
 
+def messages_with_handlers_are_edited(patches: Patches) -> None:
+    """A parked message gets another value while its owner has the old one handled."""
+    patches.set(park_checks._Checks, "_is_handled", lambda _self, _key: False)
+
+
 BREAKS: tuple[Breaks, ...] = (
     later_messages_pass_a_parked_key,
     new_messages_overtake_suspects,
@@ -159,4 +164,5 @@ BREAKS: tuple[Breaks, ...] = (
     children_adopt_what_is_not_theirs,
     parked_parents_are_not_told,
     edit_by_key_takes_the_newest,
+    messages_with_handlers_are_edited,
 )

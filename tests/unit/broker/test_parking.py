@@ -17,6 +17,7 @@ from keylane.protocol.errors import (
     GroupUnknownError,
     InvalidNameError,
     InvalidRequestError,
+    KeylaneError,
     MessageTooLargeError,
     OverloadedError,
     ParkedKeyUnknownError,
@@ -41,6 +42,7 @@ from keylane.protocol.parked import (
     Failure,
     FailureMark,
     Fault,
+    Free,
     Freeze,
     Park,
     ParkChange,
@@ -53,7 +55,7 @@ from keylane.protocol.parked import (
 )
 from keylane.protocol.routing import logical_partition
 from keylane.testing.machines.disk import SimDisk
-from sim.machines.store import SESSION
+from sim.machines.store import SESSION, batch
 from support.parked.desk import FAILURE, ParkedDesk
 
 PARKED = (Park(b"a", ((2, 4), (9, 10)), FAILURE), Park(None, ((7, 8),), FAILURE))
@@ -412,6 +414,113 @@ async def test_impossible_edits_are_refused(desk: ParkedDesk):
     for call in (desk.edit(None, 7, b"v"), desk.say(ReadEdited(1, "audit", None, 1, 7))):
         with pytest.raises(ParkMovedError):
             await call
+
+
+async def is_editable(desk: ParkedDesk, key: bytes | None = b"a", offset: int = 2) -> bool:
+    """Whether an edit is taken."""
+    try:
+        await desk.edit(key, offset, b"mended")
+    except ParkedRedrivenError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("ends", ["failure", "release", "owner", "all handled"])
+async def test_parked_message_is_not_edited_while_its_owner_has_it_handled(
+    desk: ParkedDesk, ends: str
+):
+    """The owner has the key stay parked if its process ends: what it has read it handles, and takes out."""
+    await desk.change(*PARKED)
+    await desk.make(Redrive(b"a"))
+    assert not await is_editable(desk)
+    await desk.change(Park(b"a", (), FAILURE, 1))
+    assert not await is_editable(desk)
+    assert await is_editable(desk, None, 7), "another key is none of it"
+    await desk.change(Park(b"a", ((12, 13),)))
+    await desk.change(Unpark(b"a", 1, ((9, 10),)))
+    assert not await is_editable(desk)
+    match ends:
+        case "failure":
+            await desk.change(Park(b"a", (), FAILURE))
+        case "release":
+            await desk.release(1)
+            assert await is_editable(desk)
+            await desk.acquire(1)
+        case "owner":
+            await desk.acquire(2, "b" * 16)
+            with pytest.raises(FencedError):
+                await desk.change(Unpark(b"a", 1, ((2, 3),)))
+        case _:
+            await desk.change(Unpark(b"a", 1, ((2, 4), (12, 13))), Free(b"a"))
+            await desk.change(Park(b"a", ((20, 21),), FAILURE))
+            assert await is_editable(desk, b"a", 20)
+            return
+    assert await is_editable(desk)
+
+
+@pytest.mark.parametrize("key", [None, b""], ids=["dead letters", "without a key"])
+@pytest.mark.parametrize("careful", [False, True])
+async def test_loose_messages_are_not_edited_while_they_are_handled_and_others_fail(
+    desk: ParkedDesk, key: bytes | None, careful: bool
+):
+    """A message that is set aside meanwhile ends no redrive: the owner says when it has ended."""
+    await desk.change(Park(key, ((7, 9),), FAILURE))
+    await desk.make(Redrive(key))
+    if careful:
+        await desk.change(Park(key, (), FAILURE, 1))
+    await desk.change(Park(key, ((10, 11),), FAILURE), Park(key, ((12, 13),), FAILURE))
+    await desk.change(Unpark(key, 1, ((7, 8),)))
+    assert not await is_editable(desk, key, 8)
+    await desk.store.commit.close()
+    again = desk.again(snapshot=False)
+    assert again.parked.image() == desk.parked.image()
+    assert not await is_editable(again, key, 8)
+    await again.change(Park(key, ((14, 15),), FAILURE), Park(key, (), FAILURE))
+    assert await is_editable(again, key, 8)
+
+
+@pytest.mark.parametrize("snapshot", [True, False])
+async def test_message_with_its_handler_is_not_edited_behind_a_restart_of_the_broker(
+    snapshot: bool,
+):
+    """Until its owner's token ends; also where the record that said it is gone with its segment."""
+    desk = await ParkedDesk(SimDisk(), segment_bytes=4096).fill()
+    await desk.change(*PARKED, Park(b"", ((11, 12),), FAILURE))
+    await desk.edit(b"a", 3, b"mended")
+    await desk.change(Park(b"a", (), FAILURE, 1))
+    for number in range(4, 12):
+        await desk.append(batch(sequence=10 * number, count=10))
+    if snapshot:
+        await desk.store.snapshotter.write()
+    else:
+        await desk.store.carry_over.drop_first_segment()
+    before = desk.parked.image()
+    await desk.store.commit.close()
+    again = desk.again(snapshot=snapshot)
+    assert again.parked.image() == before
+    assert not await is_editable(again)
+    await again.acquire(1)
+    assert not await is_editable(again), "the owner is the same, and still has it"
+    await again.acquire(2, "b" * 16)
+    assert await is_editable(again)
+
+
+async def test_failed_write_leaves_a_message_as_it_was_for_edits(desk: ParkedDesk):
+    await desk.change(*PARKED)
+    desk.disk.room = 0
+    with pytest.raises(KeylaneError):
+        await desk.change(Park(b"a", (), FAILURE, 1))
+    desk.disk.room = 1 << 40
+    desk.clock.advance(2_000)
+    assert await is_editable(desk)
+
+
+async def test_child_takes_no_owner_of_its_parent_over(desk: ParkedDesk):
+    """Nothing of a drained partition is with handlers: what children have adopted may be edited there."""
+    adopted = AdoptedKey(b"a", ParkState.PARKED, 1, FAILURE, ((3, 0, 2),), token=1)
+    await desk.change(Adopt(3, (adopted,), last=True))
+    await desk.edit(b"a", 0, b"mended", source=3)
+    assert desk.parked.edited(b"a", (3, 0)).value == b"mended"
 
 
 async def test_edits_have_a_limit(desk: ParkedDesk):

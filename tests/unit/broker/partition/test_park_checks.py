@@ -44,10 +44,11 @@ class CheckedDesk:
     def __init__(self, acked: AckedOffsets | None = None) -> None:
         self.parked = Parked(7)
         self.acked = acked or AckedOffsets(0)
+        self.token = 1
 
     def ask(self, *changes: AskedChange) -> list[ParkChange]:
         """Have the changes checked and made."""
-        wanted = park_changes(self.parked, changes, self.acked, next_offset=100)
+        wanted = park_changes(self.parked, changes, self.acked, next_offset=100, token=self.token)
         for change in wanted:
             self.parked.apply(change, at_ms=1, acked=self.acked)
         return wanted
@@ -294,4 +295,5 @@ def test_ranges_above_the_cursor_have_a_limit():
             [Park(b"k", ((2 * ACK_RANGES_MAX + 1, 2 * ACK_RANGES_MAX + 2),), FAILURE)],
             acked,
             next_offset=1 << 20,
+            token=1,
         )

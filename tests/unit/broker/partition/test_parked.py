@@ -244,6 +244,9 @@ def test_million_parked_messages_take_under_100_mb():
     assert int(done.stdout) < 100
 
 
+MINE = AdoptedKey(b"k", ParkState.PARKED, 1, FAILURE, ((3, 0, 2),), token=5)
+
+
 # ── edits ─────────────────────────────────────────────────────────────────────────────────────────────
 def edit(source: int, offset: int, value: bytes = b"mended") -> Edit:
     return Edit(b"k", EditedMessage(source, offset, value, b"p"))
@@ -258,6 +261,21 @@ def test_edit_ends_with_its_message():
     assert list(parked.edits()) == []
     undo()
     assert parked.edited(b"k", (7, 3)) == edit(7, 3).message
+
+
+def test_owner_has_messages_of_a_parked_key_handled_until_a_failure():
+    """Its tail may be parked, or find no room, meanwhile; what takes a failure back brings the owner back."""
+    parked = parked_of(Park(b"k", ((2, 4),), FAILURE), Park(b"k", (), FAILURE, 5))
+    for change in (Park(b"k", ((5, 6),)), Bury(b"k", ((7, 8),)), Unpark(b"k", 7, ((2, 3),))):
+        parked.apply(change, at_ms=9)
+        assert parked.get(b"k").is_handled(5)
+        assert not parked.get(b"k").is_handled(6)
+    assert not Parked.of_image(7, parked.image()).get(b"k").is_handled(0)
+    for change in (Park(b"k", (), FAILURE), Bury(b"k", (), FAILURE), Adopt(3, (MINE,), last=True)):
+        undo = parked.apply(change, at_ms=9)
+        assert not parked.get(b"k").is_handled(5)
+        undo()
+        assert parked.get(b"k").is_handled(5)
 
 
 def test_edit_of_a_message_that_is_not_parked_changes_nothing():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from keylane.consumer.parking.park_queue import CHANGES_MAX, ParkQueue
 from keylane.protocol.parked import PARKED_ROWS_MAX, Failure, Free, Park, Unpark
 
@@ -36,6 +38,16 @@ def test_only_a_failed_message_that_waits_stops_a_redrive():
     assert (queue.stops(b"a"), queue.stops(b"b")) == (True, False)
     queue.confirmed()
     assert not queue.stops(b"a")
+
+
+@pytest.mark.parametrize("key", [None, b""])
+def test_only_a_redriven_message_that_failed_stops_a_redrive_of_loose_ones(key: bytes | None):
+    """Others fail all the time, each for itself."""
+    queue = ParkQueue()
+    queue.park(key, [4], FAILURE)
+    assert not queue.stops(key)
+    queue.park(key, [], FAILURE)
+    assert queue.stops(key)
 
 
 def test_callback_is_called_when_its_change_is_durable():
