@@ -399,7 +399,10 @@ class Assignments:
 
     def _log_stall(self) -> None:
         now_ms = self._clock.boot_ms()
-        text = self._stalls.line(self._stalls.woke(now_ms), now_ms, ttl_ms=self._settings.ttl_ms)
+        settings, late_ms = self._settings, self._stalls.woke(now_ms)
+        text = self._stalls.line(
+            late_ms, now_ms, ttl_ms=settings.ttl_ms, margin_ms=settings.margin_ms
+        )
         if text and self._group:  # a broadcast consumer has no leases
             log.warning("%s: %s", self._name, text)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ...protocol.message import Message
 from ...protocol.parked import HANGS_MS
 from ...protocol.text import counted, printable, seconds
-from ..log_names import message_name
+from ..log_names import consumer_name, message_name
 
 AGAIN_MS = 10_000
 AGAIN_MAX_MS = 3_600_000
@@ -98,6 +98,8 @@ class LogThrottle:
         """When the last traceback of each kind of error was logged."""
         self._lines = _TokenBucket(LINES_PER_MINUTE)
         self._first_of_kind = _TokenBucket(LINES_PER_MINUTE)
+        self._name = ""
+        """Of the consumer, as its messages know it."""
         self._summed = 0
         """Troubles without a line of their own."""
         self._handled = self._given_up = 0
@@ -241,10 +243,17 @@ class LogThrottle:
             return None
         self._summary_gap_ms = min(2 * self._summary_gap_ms, AGAIN_MAX_MS)
         self._summary_at_ms = now_ms + self._summary_gap_ms
-        failing = counted(self._summed, "more message fails or hangs", "more messages fail or hang")
-        text = f"{failing} in handlers{self._worst(now_ms)}"
-        if self._handled or self._given_up:
-            text += f"; {counted(self._handled, 'was', 'were')} handled since, {self._given_up} given up here"
+        ended = (
+            f"{counted(self._handled, 'was', 'were')} handled since, {self._given_up} given up here"
+        )
+        if self._summed:
+            failing = counted(
+                self._summed, "more message fails or hangs", "more messages fail or hang"
+            )
+            text = f"{self._name}: {failing} in handlers{self._worst(now_ms)}"
+            text += f"; {ended}" if self._handled or self._given_up else ""
+        else:
+            text = f"{self._name}: of the other messages that failed or hung {ended}"
         self._handled = self._given_up = 0
         return LogLine(text)
 
@@ -274,6 +283,7 @@ class LogThrottle:
         known = self._troubles.get(where)
         if known is None:
             known = self._troubles[where] = _Trouble(message, since_ms)
+            self._name = consumer_name(message.subject, getattr(message.delivery, "group", ""))
             self._summed += 1
         return known
 

@@ -33,14 +33,19 @@ class Stalls:
             self._stalls.append((now_ms, late_ms))
         return late_ms
 
-    def line(self, late_ms: int, now_ms: int, *, ttl_ms: int) -> str:
-        """The log line for a stall that has just ended; "" if it is short, or the last line is too recent."""
+    def line(self, late_ms: int, now_ms: int, *, ttl_ms: int, margin_ms: int) -> str:
+        """
+        The log line for a stall that has just ended; "" if it is short, or the last line is too recent.
+
+        Args:
+            margin_ms: how much earlier than its ttl a lease ends at the consumer.
+        """
         if late_ms < ttl_ms // HEARTBEATS_PER_TTL or now_ms - self._line_ms < STALL_LINE_EVERY_MS:
             return ""
         self._line_ms = now_ms
         return (
             f"the event loop did not run for {_seconds(late_ms)}: {WHY_BLOCKED}; "
-            f"leases are lost after {_seconds(ttl_ms)}"
+            f"leases end {_seconds(ttl_ms - margin_ms)} after the last answered heartbeat was sent"
         )
 
     def longest_ms(self, since_ms: int, now_ms: int) -> int:

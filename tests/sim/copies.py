@@ -57,7 +57,9 @@ class Copier:
                 continue
             copy, starts = _copy_of(broker.disk), broker.starts
             await asyncio.sleep(0.5)
-            end = broker.store.log.end  # with the commit that was being written, which the copy may have
+            end = (
+                broker.store.log.end
+            )  # with the commit that was being written, which the copy may have
             await asyncio.sleep(2 * rng.random())
             farther = broker.running and broker.store.log.end > end
             await asyncio.sleep(REPORTED_S)
