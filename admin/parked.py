@@ -417,6 +417,15 @@ class ParkedCalls(ClusterCalls):
             raise NotSentError(f"broker group {partition.broker_group!r} is not available now")
         return self._connections.broker_at(partition.address)
 
+    async def _broker_of(
+        self, subject: str, group: str, view: ParkedKeyView, served: Mapping[int, Partition]
+    ) -> BrokerClient:
+        """The broker that has a view; one of a partition that was opened since `served` was read is asked for."""
+        partition = served.get(view.partition_id)
+        if partition is None:
+            (partition,) = await self._partitions(subject, group, view.partition_id)
+        return self._broker(partition)
+
     async def _parked_on(
         self, partition: Partition, group: str, *, retrying: bool = False
     ) -> list[ParkedKeyView] | None:
@@ -461,7 +470,7 @@ class ParkedCalls(ClusterCalls):
             raise unknown
         for key in dict.fromkeys((read.message.key, None)):
             async for view in self.parked(subject, group, key=key):
-                broker = self._broker(served[view.partition_id])
+                broker = await self._broker_of(subject, group, view, served)
                 with contextlib.suppress(ParkedMessageUnknownError):
                     return await _with_edit(broker, group, view, read), view
         raise unknown
@@ -519,7 +528,7 @@ class ParkedCalls(ClusterCalls):
             partition.partition_id: partition
             for partition in await self._partitions(subject, group, None)
         }
-        broker = self._broker(served[view.partition_id])
+        broker = await self._broker_of(subject, group, view, served)
         return broker, ParkedReader(subject, served, self._broker)
 
 

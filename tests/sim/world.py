@@ -328,7 +328,14 @@ class World:
 
     def _operator_does(self, work: Coroutine[Any, Any, None]) -> None:
         task = self.loop.create_task(work, context=self._operator.context.copy())
+        task.add_done_callback(self._operator_did)
         self._operations.append(task)
+
+    def _operator_did(self, task: asyncio.Task[None]) -> None:
+        """An error that is none of ours ends an operator's work, and is a find."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, KeylaneError):
+            self.loop.faults.append(error)
 
     async def _reshape_some(self, count: int, kind: OperationKind, broker_group: str) -> None:
         try:

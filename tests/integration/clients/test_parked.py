@@ -7,6 +7,7 @@ import contextlib
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from keylane import (
     Admin,
@@ -430,6 +431,27 @@ async def test_dead_letters_are_chosen_by_their_own_age_and_error(shared_cluster
         (again,) = await admin.redrive(*where, key=b"", error="aircraft")
         assert (again.key, again.messages) == (b"", 1)
         assert ParkedKeyRow(0, ParkState.REDRIVING, 5) in await owner.keys(number)
+
+
+async def test_broker_of_a_partition_that_was_opened_meanwhile_is_asked_for(
+    shared_cluster: Cluster,
+):
+    """A split may end between the look at partitions and the look at what is parked on them."""
+    places = await sent(shared_cluster, "opened-since", partitions=1)
+    where = ("opened-since", "g")
+    async with (
+        asyncio.timeout(120),
+        RawOwner(shared_cluster.meta, *where) as owner,
+        Admin(shared_cluster.meta) as admin,
+    ):
+        number = places[b"a"][0][0]
+        await owner.change(number, Park(b"a", ranges(places[b"a"]), FAILURE))
+        (view,) = [each async for each in admin.parked(*where)]
+        (partition,) = await admin._partitions(*where, None)
+        known = await admin._broker_of(*where, view, {number: partition})
+        assert await admin._broker_of(*where, view, {}) is known
+        with pytest.raises(PartitionUnknownError):
+            await admin._broker_of(*where, replace(view, partition_id=number + 1_000), {})
 
 
 async def test_message_is_edited_by_its_key(shared_cluster: Cluster):
