@@ -36,11 +36,6 @@ NO_THREAD = 0
 """No thread has this identifier."""
 
 
-def process_id() -> int:
-    """Of the running process; a child of a fork has another."""
-    return os.getpid()
-
-
 class Home:
     """
     The event loop and the process in which a client is open.

@@ -45,7 +45,6 @@ from .access.throttling import THROTTLED_HEADER, Throttling
 from .access.token_file import TokenSource, token_source
 from .channel import WebSocketChannel
 from .reasons import reason
-from .shared_session import shared_session
 from .tls.contexts import ClientContexts
 from .tls.handshakes import tls_problem, why_ended
 from .tls.settings import tls_of_environment
@@ -113,8 +112,8 @@ class HttpNetwork:
             identity = Wallet(source, self._ask_capabilities)
         self._identity = identity
         self._renewing: set[asyncio.Task[None]] = set()
-        self._shared = shared_session(self)
-        self._session = self._shared.session
+        connector = aiohttp.TCPConnector(limit=0, force_close=False)
+        self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
         self.throttling = Throttling()
         self._answered: set[str] = set()
         """Addresses that have answered: TLS does not keep them from it."""
@@ -363,13 +362,13 @@ class HttpNetwork:
         return problem
 
     async def close(self) -> None:
-        """Leave the session, which the last network of the event loop closes, and with it every kept connection."""
+        """Close the session, and with it every connection."""
         for task in list(self._renewing):
             task.cancel()
         await asyncio.gather(*self._renewing, return_exceptions=True)
         if self._identity is not None:
             await self._identity.close()
-        await self._shared.leave(self)
+        await self._session.close()
         if self._contexts is not None:
             await asyncio.sleep(TLS_END_SECONDS)
 

@@ -255,7 +255,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "rpc": {
         "integration/clients/test_cut_off.py": "network",
-        "integration/clients/test_shared_session.py": "shared_session",
         "unit/producer/test_identity.py": "identity",
     },
     "sink": {
