@@ -86,4 +86,4 @@ async def test_slow_consumer_continues_at_the_first_message_left(
     assert said in capsys.readouterr().out
     if strategy == "exclusive":
         assert held.missed == rest[0] - 1
-        assert f"{held.missed} messages were removed before group g got them" in caplog.text
+        assert f"{held.missed} messages were removed before the group got them" in caplog.text
