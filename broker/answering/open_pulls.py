@@ -81,11 +81,11 @@ class OpenPulls:
         older = self.open.get((request.partition_id, request.group))
         if older is not None:
             older.end()
-        pull = OpenPull(self, request, call)
+        pull = OpenPull(self, request, group, call)
         if waits:
-            pull.wait(group)
+            pull.wait()
             return True
-        return pull.answer(partition, group, bytes_max)
+        return pull.answer(partition, bytes_max)
 
 
 class OpenPull:
@@ -93,23 +93,22 @@ class OpenPull:
 
     __slots__ = ("_call", "_group", "_pulls", "_request", "_until_ms", "_woken")
 
-    def __init__(self, pulls: OpenPulls, request: Pull, call: PromptCall) -> None:
+    def __init__(self, pulls: OpenPulls, request: Pull, group: Group, call: PromptCall) -> None:
         self._pulls = pulls
         self._request = request
         """What is left of it."""
         self._call = call
-        self._group: Group | None = None
+        self._group = group
         """Whose pull lock is held while it waits."""
         self._until_ms = pulls.boot_ms() + request.wait_ms
         self._woken: asyncio.Future[None] | None = None
         """While it waits."""
 
-    def wait(self, group: Group) -> None:
+    def wait(self) -> None:
         """Wait until the partition is woken, or the time of the pull is over."""
         request, pulls = self._request, self._pulls
         left_ms = max(1, self._until_ms - pulls.boot_ms())
-        self._group = group
-        pulls.service.hold(group, request, left_ms)
+        pulls.service.hold(self._group, request, left_ms)
         woken = self._woken = pulls.waiting.begin(request.partition_id, left_ms)
         pulls.open[request.partition_id, request.group] = self
         self._call.waits_for(woken)
@@ -121,23 +120,22 @@ class OpenPull:
         self._leave()
         if woken.cancelled():  # the client has left
             self._pulls.waiting.leave(self._request.partition_id, woken)
-            if self._group is not None:
-                self._pulls.service.hold(self._group, self._request, 0)
+            self._pulls.service.hold(self._group, self._request, 0)
             return
         service, request = self._pulls.service, self._request
         try:
-            partition, group = service.owned(request)
+            partition, self._group = service.owned(request)
             bytes_max = service.check_read(partition, request)
-            answered = self.answer(partition, group, bytes_max)
+            answered = self.answer(partition, bytes_max)
         except Exception as error:  # noqa: BLE001 - told to the client, or logged
             self._call.refuse(error)
             return
         if not answered:
             self._call.hand_on(replace(request, wait_ms=0))
 
-    def answer(self, partition: HostedPartition, group: Group, bytes_max: int) -> bool:
+    def answer(self, partition: HostedPartition, bytes_max: int) -> bool:
         """Answer from memory; False: it has to be read from the disk, or has to wait for room."""
-        pulls, request, call = self._pulls, self._request, self._call
+        pulls, request, group, call = self._pulls, self._request, self._group, self._call
         data, upto = b"", request.offset
         if upto < partition.readable_offset:
             pieces, upto = pulls.store.cached(partition, upto, bytes_max=bytes_max)
@@ -157,7 +155,7 @@ class OpenPull:
             bytes_max=request.bytes_max - len(data),
             answers_max=request.answers_max - 1,
         )
-        self.wait(group)
+        self.wait()
         return True
 
     def _goes_on(self, partition: HostedPartition, upto: int, size: int) -> bool:

@@ -62,14 +62,14 @@ def parts_need_no_owner(patches: Patches) -> None:
         partition = self._store.state.partition(request.partition_id)
         return partition, partition.groups[request.group]
 
-    def answer(self: Any, partition: Any, group: Any, bytes_max: int) -> bool:
+    def answer(self: Any, partition: Any, bytes_max: int) -> bool:
         request = self._request
         begun = request.answers_max < PULL_ANSWERS_MAX
         nothing = request.offset == partition.readable_offset and not partition.ended
         if begun and nothing and self._pulls.boot_ms() < self._until_ms:
-            self.wait(group)
+            self.wait()
             return True
-        return real_answer(self, partition, group, bytes_max)
+        return real_answer(self, partition, bytes_max)
 
     real_owned = patches.set(BrokerService, "owned", owned)
     real_answer = patches.set(OpenPull, "answer", answer)

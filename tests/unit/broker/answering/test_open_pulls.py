@@ -26,15 +26,6 @@ from sim.machines.store import SESSION, AskedCall, Desk, batch, open_store
 WHO = ("audit", SESSION, 1)
 
 
-@pytest.fixture
-async def desk() -> Desk:
-    clock = ManualClock()
-    desk = Desk(open_store(SimDisk(), clock=clock), clock)
-    await desk.host()
-    await desk.acquire(1)
-    return desk
-
-
 def begin(
     desk: Desk, offset: int = 0, *, answers_max: int = 4, bytes_max: int = 1 << 20, wait_ms=30_000
 ) -> AskedCall:

@@ -15,15 +15,6 @@ from sim.machines.store import SESSION, Desk, batch, open_store
 WHO = ("audit", SESSION, 1)
 
 
-@pytest.fixture
-async def desk() -> Desk:
-    clock = ManualClock()
-    desk = Desk(open_store(SimDisk(), clock=clock), clock)
-    await desk.host()
-    await desk.acquire(1)
-    return desk
-
-
 def pull(offset: int, *, wait_ms: int = 0, tags: tuple[str, ...] = ()) -> Pull:
     return Pull(1, *WHO, offset, 1 << 20, wait_ms, tags)
 
