@@ -92,11 +92,9 @@ async def open_socket(
 def _keep_alive(transport: asyncio.Transport) -> None:
     socket = transport.get_extra_info("socket")
     for level, name, value in KEEPALIVE:
-        if hasattr(
-            socket_module, name
-        ):  # not every system names all of them, or can set those that it names
-            with contextlib.suppress(OSError):
-                socket.setsockopt(level, getattr(socket_module, name), value)
+        # Not every system names all of them, or can set those that it names.
+        with contextlib.suppress(AttributeError, OSError):
+            socket.setsockopt(level, getattr(socket_module, name), value)
 
 
 async def accept_socket(
