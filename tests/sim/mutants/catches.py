@@ -137,7 +137,7 @@ CATCHES: dict[str, int] = {
     "parked_is_forgotten_at_restart": 2_000_000_056,
     "parked_messages_outlive_a_reset": 2_000_000_005,
     "parked_parents_are_not_told": 2_000_000_006,
-    "parts_need_no_owner": 6,
+    "parts_need_no_owner": 19,
     "paused_messages_pass_a_parked_one": 2_000_001_661,
     "progress_told_before_durable": 13,
     "published_rows_stay_open": 2_000_000_029,

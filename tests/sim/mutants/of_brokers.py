@@ -54,7 +54,7 @@ def pull_of_lower_token_accepted(patches: Patches) -> None:
 
 
 def parts_need_no_owner(patches: Patches) -> None:
-    """The owner of a pull is checked for its first answer alone, and news of a newer owner do not end it."""
+    """The owner of a pull is checked for its first answer alone, and neither a newer owner nor its pulls end it."""
 
     def owned(self: Any, request: Any) -> Any:
         if type(request) is not Pull or request.answers_max == PULL_ANSWERS_MAX:
@@ -73,6 +73,7 @@ def parts_need_no_owner(patches: Patches) -> None:
 
     real_owned = patches.set(BrokerService, "owned", owned)
     real_answer = patches.set(OpenPull, "answer", answer)
+    patches.set(OpenPull, "end", lambda _pull: None)
 
 
 def line_waits_for_a_commit(patches: Patches) -> None:
