@@ -119,6 +119,13 @@ class AckSender:
             now_s = loop.time()
             self._timer = loop.call_at(now_s + linger_s(self._linger_s, now_s), self._send_now)
 
+    def linger_no_more(self) -> None:
+        """Send what is due now, and later requests without a linger: others wait for the end of the partition."""
+        self._linger_s = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = self._loop.call_soon(self._send_now)
+
     def failed(self, message: Message, failure: Failure) -> None:
         """Have the broker keep how often a message has failed, and show why."""
         self.tries.failed(message, failure)

@@ -312,6 +312,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
                     self._on(PullEvent.ACQUIRED)
                 if self._exhausted:
                     self.waiting_for = "acks to the end" if not self.drained else ""
+                    self._acks.linger_no_more()
                     self._on(PullEvent.EXHAUSTED)
                     return
                 await self._pull_once()
