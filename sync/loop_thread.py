@@ -116,7 +116,9 @@ class LoopThread:
         except ClosedError as error:
             _for_threads(error)
             raise
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, TimeoutError) and not error.args and not future.done():
+                error.args = (f"the {self._what} has not done it within {timeout_s:g} s",)
             future.cancel()
             raise
 
@@ -147,5 +149,5 @@ def _check_seconds(timeout_s: object) -> None:
     number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
     if not number or not 0 <= timeout_s <= threading.TIMEOUT_MAX:  # type: ignore[operator]  # it is a number
         raise InvalidRequestError(
-            f"timeout_s is seconds from 0, or None for as long as it takes, not {timeout_s!r:.40}"
+            f"a time-out is seconds from 0, or None for as long as it takes, not {timeout_s!r:.40}"
         )

@@ -49,7 +49,7 @@ def test_work_is_cancelled_when_it_takes_too_long(thread: LoopThread):
         finally:
             cancelled.set()
 
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=r"not done it within 0\.05 s"):
         thread.run(slow, 0.05)
     assert cancelled.wait(5)
     assert thread.run(number) == 7
