@@ -48,7 +48,7 @@ keylane's client is what a reader of the README writes: the loop of `asyncio.run
 | `kib` | values of 1 KiB |
 | `partitions` | 64 partitions, by the rates of 4 in the same turn |
 | `producers` | 4 producers together, by one in the same turn |
-| `start` | 50 consumers of a process, each of its own topic and group, opened one after the other until each has its partitions |
+| `start` | 50 consumers of a process, each of its own topic and group, opened one after the other until each has its partitions; the client's library is loaded before, which has a row of its own |
 
 Peak memory is that of a process since the take began: the producer's in `send`, the consumer's in `handle`, the servers' in any take.
 

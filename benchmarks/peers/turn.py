@@ -227,7 +227,9 @@ class Turn:
         topics = [f"start-{number}" for number in range(CONSUMERS)]
         self.create(*topics)
         started = self.child("start", topics[0], 0, topics=topics).end()
-        return {"start_s": started["seconds"], "start_cpu_s": started["cpu"]}
+        return {
+            "load_s": started["load"], "start_s": started["seconds"], "start_cpu_s": started["cpu"],
+        }  # fmt: skip
 
 
 def turn_of(

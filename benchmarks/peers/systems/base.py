@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.metadata
 import os
 import signal
@@ -160,12 +161,20 @@ class System(ABC):
 class Client(ABC):
     """Runs in a process of its own.  All is async; where a library blocks, so does the method."""
 
+    library: str
+    """What `load` imports: "module:name"."""
+
     def __init__(self, job: dict[str, Any]) -> None:
         self.where: dict[str, Any] = job["where"]
         self.topic: str = job["topic"]
         self.partitions: int = job["partitions"]
         self.sender: str = job["sender"]
         self.handler: str = job["handler"]
+
+    def load(self) -> None:
+        """Import the library of the system, as a program does once, before it opens anything."""
+        module, name = self.library.split(":")
+        getattr(importlib.import_module(module), name)
 
     @abstractmethod
     async def open_producer(self) -> None:

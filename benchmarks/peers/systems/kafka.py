@@ -142,6 +142,8 @@ class KafkaFsync(Kafka):
 class KafkaClient(Client):
     """Counts every ack; commits positions."""
 
+    library = "confluent_kafka:Consumer"
+
     async def open_producer(self) -> None:
         from confluent_kafka import Producer
 

@@ -99,6 +99,8 @@ class KeylaneUvloop(Keylane):
 class KeylaneClient(Client):
     """Sends, and handles messages, in one of three ways; awaits every receipt, or the call that ends when all are stored."""
 
+    library = "keylane:Consumer"
+
     async def open_producer(self) -> None:
         from keylane import Producer
 

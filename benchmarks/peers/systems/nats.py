@@ -106,6 +106,8 @@ class NatsFsync(Nats):
 class NatsClient(Client):
     """Awaits every ack; acks each message."""
 
+    library = "nats:connect"
+
     async def _connect(self) -> Any:
         import nats
 

@@ -107,6 +107,8 @@ class RabbitStreams(System):
 class RabbitClient(Client):
     """Counts every confirm; stores offsets."""
 
+    library = "rstream:Consumer"
+
     async def open_producer(self) -> None:
         from rstream import Producer
 

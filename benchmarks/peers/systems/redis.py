@@ -82,6 +82,8 @@ class RedisFsync(Redis):
 class RedisClient(Client):
     """Has every answer; acks each batch read."""
 
+    library = "redis:Redis"
+
     def _connected(self) -> Any:
         import redis
 
