@@ -521,7 +521,7 @@ def decode_answer(data: bytes | bytearray) -> tuple[int, Answer, memoryview]:
 
 
 def _decode(
-    data: bytes | bytearray, kind: str, decode: Callable[[bytes], Header]
+    data: bytes | bytearray, kind: str, decode: Callable[[bytes | bytearray], Header]
 ) -> tuple[int, Header, memoryview]:
     size = len(data)
     if not 4 < size <= FRAME_BYTES_MAX:
