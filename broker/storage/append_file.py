@@ -49,7 +49,7 @@ class RealAppendFile:
                 except OSError as error:
                     raise disk_error("write", self._path, error) from error
                 self.size += written
-                left = _rest(left, written)
+                left = [] if written == sum(map(len, left)) else _rest(left, written)
 
     @property
     def reserved(self) -> int:

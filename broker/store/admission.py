@@ -50,9 +50,10 @@ class AdmissionQueue:
         """The number of waiting appends."""
         return len(self._waiting)
 
-    def passes(self, length: int) -> bool:
-        """True if an append of `length` bytes is admitted at once: it fits, and no append waits or is being decided."""
-        return not self._waiting and not self.promised_bytes and self._fits(length)
+    @property
+    def empty(self) -> bool:
+        """True if no append waits or is being decided: one that fits is admitted at once."""
+        return not self._waiting and not self.promised_bytes
 
     @asynccontextmanager
     async def turn(self, length: int) -> AsyncIterator[None]:
