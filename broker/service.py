@@ -138,7 +138,7 @@ class BrokerService:
         if standing is not None and (not standing.asked or standing.set_aside):
             return False
         kind = type(request)
-        if payload:
+        if payload and kind not in _WITH_PAYLOAD:
             self._check_payload(kind, payload)
         beginning = self._prompt.beginnings.get(kind)
         if beginning is None:
@@ -279,7 +279,10 @@ class BrokerService:
     ) -> None:
         """Note that the owner gets what is stored up to `upto`."""
         group.suspects.pulled(upto)
-        self._note_handed(partition, upto - request.offset, data)
+        if data:
+            self._store.traffic.note_handed(
+                partition.facts.subject, messages=upto - request.offset, size_bytes=len(data)
+            )
 
     @staticmethod
     def batches(
@@ -446,7 +449,7 @@ class BrokerService:
             self._store.commit.check_room(0, own=True)
             if apply_ack(group.acked, ranges):
                 group.changed()
-            if group.lock.shared:
+            if group.lock.session == SHARED:
                 group.handed_out().acked(ranges)
                 if group.suspects.begun:  # a message that is handled alone may be next
                     self._waiting.wake(partition.partition_id)
@@ -506,7 +509,7 @@ class BrokerService:
         Returns:
             The partition and the group.
         """
-        check_session(request.session)
+        session = request.session
         partition = self._store.state.partition(request.partition_id)
         if partition.fences_lost:
             partition.check_owners()
@@ -515,14 +518,16 @@ class BrokerService:
             raise TokenUnknownError("the group never acquired this partition", token=request.token)
         lock, kind = group.lock, type(request)
         shared = lock.session == SHARED
+        if shared or session != lock.session or not lock.fence:
+            check_session(session)  # the session that has acquired was checked then
         # A shared group's token belongs to all its sessions, but an exclusive pull is never one of them.
         of_all = kind is PullShared or (shared and kind is not Pull)
-        check_holder(lock, token=request.token, session=SHARED if of_all else request.session)
+        check_holder(lock, token=request.token, session=SHARED if of_all else session)
         if now_ms is None:
             now_ms = self._clock.boot_ms()
         renew(lock, now_ms=now_ms)
         if shared:
-            group.handed_out().hear(request.session, ttl_ms=lock.ttl_ms, now_ms=now_ms)
+            group.handed_out().hear(session, ttl_ms=lock.ttl_ms, now_ms=now_ms)
         return partition, group
 
     @property

@@ -531,27 +531,24 @@ def _decode(
     if not 0 < header_bytes <= HEADER_BYTES_MAX or end > size:
         raise FrameError(f"a frame that claims {header_bytes} bytes of header", size_bytes=size)
     try:
-        number, fields = _cut_number(data, end)
-        header = decode(fields)
+        # Nearly every header is a short array whose number is cut out; any other is taken apart.
+        if end > 6 and (head := _HEADS.get(data[4] << 8 | data[5])) is not None:
+            number, at = data[6], 7
+            if number == _U16:
+                number, at = data[7] << 8 | data[8], 9
+            elif number == _U32:
+                number, at = int.from_bytes(data[7:11]), 11
+            elif number >= 0x80:
+                at = end + 1
+            if at <= end:
+                header = decode(head + data[at:end])
+                payload = memoryview(data).toreadonly()[end:] if end < size else _NO_PAYLOAD
+                return number, header, payload
+        items = _header_items(memoryview(data)[4:end])
+        number, header = _correlation_id(items.pop(1)), decode(_encode_header(items))
     except (msgspec.MsgspecError, UnicodeDecodeError, IndexError, RecursionError) as error:
         raise FrameError(f"unreadable {kind}: {error}") from error
-    return number, header, memoryview(data).toreadonly()[end:] if end < size else _NO_PAYLOAD
-
-
-def _cut_number(data: bytes | bytearray, end: int) -> tuple[int, bytes | bytearray]:
-    """The correlation id of the header `data[4:end]`, and the header without it: an array of tag and fields."""
-    if end > 6 and (head := _HEADS.get(data[4] << 8 | data[5])) is not None:
-        number, at = data[6], 7
-        if number == _U16:
-            number, at = data[7] << 8 | data[8], 9
-        elif number == _U32:
-            number, at = int.from_bytes(data[7:11]), 11
-        elif number >= 0x80:
-            at = end + 1
-        if at <= end:
-            return number, head + data[at:end]
-    items = _header_items(memoryview(data)[4:end])
-    return _correlation_id(items.pop(1)), _encode_header(items)
+    return number, header, memoryview(data).toreadonly()[end:]
 
 
 def refusal(error: KeylaneError) -> Refused:

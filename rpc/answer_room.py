@@ -137,7 +137,11 @@ class Share:
     def note_size(self, wanted: int, came_to: int) -> None:
         """Note that an answer was made and has `came_to` bytes, which are freed when the client has taken them."""
         self._reading -= 1
-        self.free(wanted - came_to)
+        room, left = self._room, wanted - came_to
+        self.reserved -= left
+        room.reserved -= left
+        if self._waiting or room.turns:
+            room.serve(self if self._waiting else None)
 
     def free(self, count: int) -> None:
         """Free bytes that the client has taken."""

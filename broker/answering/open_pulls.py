@@ -70,7 +70,7 @@ class OpenPulls:
         self.service = service
         self.store = store
         self.waiting = waiting
-        self.boot_ms = clock.boot_ms
+        self.boot_ns = clock.boot_ns
         self.open: dict[tuple[int, str], OpenPull] = {}
 
     def begin(self, request: Pull, call: PromptCall, now_ms: int) -> bool:
@@ -151,13 +151,13 @@ class OpenPull:
         if self._client is not None:
             self._close()
             self._pulls.waiting.leave(self._request.partition_id, self)
-            self._pulls.service.hold(self._group, self._request, self._pulls.boot_ms())
+            self._pulls.service.hold(self._group, self._request, self._pulls.boot_ns() // 1_000_000)
 
     def _go_on(self) -> None:
         if self._client is None:  # ended since it was woken
             return
         pulls, request = self._pulls, self._request
-        service, now_ms = pulls.service, pulls.boot_ms()
+        service, now_ms = pulls.service, pulls.boot_ns() // 1_000_000
         try:
             partition, self._group = service.owned(request, now_ms)
             bytes_max = service.check_read(partition, request.offset, request.bytes_max)

@@ -62,9 +62,8 @@ class PromptAnswers:
         )
 
         def answer(done: asyncio.Future[None]) -> None:
-            error = _error_of(done)
-            if error is not None:
-                call.refuse(error)
+            if done.cancelled() or done.exception() is not None:
+                call.refuse(_error_of(done))
                 return
             self._store.traffic.appends.observe(self._boot_ns() - began_ns)
             call.answer(Appended(base_offset, DURABLE, duplicate))
@@ -79,9 +78,8 @@ class PromptAnswers:
             return True
 
         def answer(done: asyncio.Future[None]) -> None:
-            error = _error_of(done)
-            if error is not None:
-                call.refuse(error)
+            if done.cancelled() or done.exception() is not None:
+                call.refuse(_error_of(done))
             else:
                 call.answer(self._service.acked(cursor, group))
 
@@ -92,5 +90,7 @@ class PromptAnswers:
         return self._pulls.begin(request, call, now_ns // 1_000_000)
 
 
-def _error_of(done: asyncio.Future[None]) -> BaseException | None:
-    return asyncio.CancelledError() if done.cancelled() else done.exception()
+def _error_of(done: asyncio.Future[None]) -> BaseException:
+    error = asyncio.CancelledError() if done.cancelled() else done.exception()
+    assert error is not None
+    return error

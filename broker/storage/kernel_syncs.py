@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+Done = Callable[[Exception | None], None]
+ErrorOf = Callable[[int], Exception]
 AT_ONCE = 8
 NOT_TAKEN = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EAGAIN})
 """The kernel has not begun the sync, so another way may be tried: no failed sync is repeated."""
@@ -32,33 +35,28 @@ class KernelSyncs:
             self._context = linux_aio.Context(AT_ONCE)
         except (ImportError, SystemError, RuntimeError, MemoryError) as error:
             raise OSError(errno.ENOSYS, f"no syncs by the kernel: {error}") from error
-        self._under_way: dict[int, Any] = {}
+        self._under_way: dict[int, tuple[Any, Done, ErrorOf]] = {}
         self._number = 0
-        self._ended: list[tuple[Callable[[int], None], int]] = []
-        """Syncs that have ended, each with what to call, and what with."""
+        self._results: dict[int, int] = {}
+        """Of syncs that have ended, by number."""
 
     @property
     def descriptor(self) -> int:
         """Readable once a sync has ended."""
         return self._context.fileno
 
-    def begin(self, descriptor: int, done: Callable[[int], None]) -> None:
+    def begin(self, descriptor: int, done: Done, error_of: ErrorOf) -> None:
         """
-        Begin an fdatasync; `collect` calls `done` with 0 or the errno.
+        Begin an fdatasync; `collect` calls `done` with None, or with the error of the errno.
 
         Raises:
             OSError: it was not begun.
         """
         self._number += 1
         number = self._number
-
-        def ended(result: int) -> None:
-            del self._under_way[number]
-            self._ended.append((done, 0 if result < 1 << 63 else (1 << 64) - result))
-
         operation = self._operation.fdsync(descriptor)
-        operation.set_callback(ended)
-        self._under_way[number] = operation
+        operation.set_callback(partial(self._results.__setitem__, number))
+        self._under_way[number] = operation, done, error_of
         try:
             taken = self._context.submit(operation)
         except (OSError, SystemError, ValueError, OverflowError, RuntimeError) as error:
@@ -70,12 +68,14 @@ class KernelSyncs:
 
     def collect(self) -> None:
         """Call `done` of every sync that has ended."""
-        try:  # noqa: SIM105 - `suppress` is three calls
+        try:
             self._context.poll()
         except BlockingIOError:
             pass
         # An event is there before its descriptor is readable, so none is missed by one look.
         self._context.process_events(AT_ONCE)
-        ended, self._ended = self._ended, []
-        for done, number in ended:  # not in the library's callback: `done` may begin the next sync
-            done(number)
+        while self._results:  # not in the library's callback: `done` may begin the next sync
+            number, result = self._results.popitem()
+            _, done, error_of = self._under_way.pop(number)
+            error = 0 if result < 1 << 63 else (1 << 64) - result
+            done(error_of(error) if error else None)

@@ -44,7 +44,8 @@ class PlaneConnection:
         """Tasks that answer frames and have not begun: until they have, no later frame is answered without a task."""
         self.others = 0
         """Calls under way that are no pulls."""
-        self._freed: asyncio.Future[None] | None = None
+        self.freed: asyncio.Future[None] | None = None
+        """While `wait_for_slot` waits for the end of one of them."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.waits: set[asyncio.Future[None]] = set()
         """What calls without a task wait for, which ends with the connection."""
@@ -88,14 +89,17 @@ class PlaneConnection:
     async def wait_for_slot(self) -> None:
         """Wait until fewer than IN_FLIGHT_PER_CONNECTION_MAX calls are under way that are no pulls."""
         while self.others >= IN_FLIGHT_PER_CONNECTION_MAX:
-            self._freed = asyncio.get_running_loop().create_future()
-            await self._freed
+            self.freed = asyncio.get_running_loop().create_future()
+            try:
+                await self.freed
+            finally:
+                self.freed = None
 
     def free_slot(self) -> None:
         """Count a call as ended that is no pull."""
         self.others -= 1
-        if self._freed is not None and not self._freed.done():
-            self._freed.set_result(None)
+        if self.freed is not None and not self.freed.done():
+            self.freed.set_result(None)
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────
     async def send(self, parts: Parts) -> None:
@@ -236,7 +240,9 @@ class PlaneCall:
         size = len(data) if self._room_bytes else 0
         share = self._connection.share
         taken = self._connection.post(parts, partial(share.free, size))
-        self._note_size(0 if taken else size)
+        if self._room_bytes:
+            share.note_size(self._room_bytes, 0 if taken else size)
+            self._room_bytes = 0
 
     @property
     def takes_parts(self) -> bool:
@@ -261,7 +267,8 @@ class PlaneCall:
         taken = connection.ended or connection.post(parts, self._taken)
         if self._room_bytes:
             self._kept_bytes = 0 if taken else size
-            self._note_size(self._kept_bytes)
+            connection.share.note_size(self._room_bytes, self._kept_bytes)
+            self._room_bytes = 0
         if taken:
             self.forget()
 
@@ -275,15 +282,11 @@ class PlaneCall:
     def hand_on(self, request: Request) -> None:
         """See `PromptCall`."""
         self.forget()
-        self._note_size(0)
+        if self._room_bytes:
+            self._connection.share.note_size(self._room_bytes, 0)
+            self._room_bytes = 0
         if not self._connection.ended:
             self._hand_on(self._connection, self._number, request)
-
-    def _note_size(self, size: int) -> None:
-        """Keep `size` bytes of the room that was taken for an answer, if it was; `share.free` gives them back."""
-        if self._room_bytes:
-            self._connection.share.note_size(self._room_bytes, size)
-            self._room_bytes = 0
 
     def forget(self) -> None:
         """Count it as no longer under way."""
@@ -292,5 +295,7 @@ class PlaneCall:
             connection.waits.discard(self._wait)
         if self._pull:
             connection.pulls -= 1
+        elif connection.freed is None:
+            connection.others -= 1
         else:
             connection.free_slot()

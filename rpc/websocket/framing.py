@@ -17,6 +17,8 @@ from typing import NamedTuple
 Buffer = bytes | bytearray | memoryview
 HEAD_BYTES_MAX = 14
 CONTROL_BYTES_MAX = 125
+SHORT_BYTES = 126
+"""A shorter payload has its length in the head's second byte."""
 ZERO_KEY = bytes(4)
 _FIN, _RESERVED, _OPCODE, _MASKED, _LENGTH = 0x80, 0x70, 0x0F, 0x80, 0x7F
 _U16, _U64 = struct.Struct("!H"), struct.Struct("!Q")
@@ -73,13 +75,18 @@ class Head(NamedTuple):
 def encode_head(opcode: Opcode, length: int, *, masked: bool) -> bytes:
     """The head of a whole message of `length` bytes; `masked`: by the key zero."""
     first, mask = _FIN | opcode, _MASKED if masked else 0
-    if length < 126:
+    if length < SHORT_BYTES:
         head = _SHORT.pack(first, mask | length)
     elif length < 1 << 16:
         head = _MEDIUM.pack(first, mask | 126, length)
     else:
         head = _LONG.pack(first, mask | 127, length)
     return head + ZERO_KEY if masked else head
+
+
+def short_heads(opcode: Opcode, *, masked: bool) -> tuple[bytes, ...]:
+    """The heads of messages of 0 to SHORT_BYTES - 1 bytes, as `encode_head` makes them."""
+    return tuple(encode_head(opcode, length, masked=masked) for length in range(SHORT_BYTES))
 
 
 def ordinary_frame(data: memoryview, start: int, end: int, *, masked: bool) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from ...protocol.clock import at_a_tick
 from ...protocol.errors import FrameError
 from .framing import (
     HEAD_BYTES_MAX,
+    SHORT_BYTES,
     BrokenSocketError,
     Buffer,
     CloseCode,
@@ -34,6 +35,7 @@ from .framing import (
     decode_head,
     encode_head,
     ordinary_frame,
+    short_heads,
     unmask,
 )
 
@@ -62,6 +64,8 @@ class _Landing(threading.local):
 
 
 _landing = _Landing()
+_HEADS = {masked: short_heads(Opcode.BINARY, masked=masked) for masked in (False, True)}
+"""By whether the frame is a client's."""
 
 
 class DataSocket(asyncio.BufferedProtocol):
@@ -79,6 +83,7 @@ class DataSocket(asyncio.BufferedProtocol):
     ) -> None:
         self.transport = self._transport = transport
         self._client = client
+        self._heads = _HEADS[client]
         self._loop = asyncio.get_running_loop()
         self._before = transport.get_protocol()
         """aiohttp's, which has to hear of the end of the connection."""
@@ -180,12 +185,18 @@ class DataSocket(asyncio.BufferedProtocol):
         """Take the frames in `data[:end]`; the last one may go on in what comes next."""
         start = 0
         self._rest = b""
-        joiner, masked = self._joiner, not self._client
+        joiner, masked, on_message = self._joiner, not self._client, self.on_message
         while start < end and not self._ended:
             body, stop = ordinary_frame(data, start, end, masked=masked)
             if stop and joiner.opcode is None and stop - body <= joiner.bytes_max:
-                self._hear(bytearray(data[body:stop]))
-                start = stop
+                message, start = bytearray(data[body:stop]), stop
+                if (
+                    on_message is None
+                    or self._news is None
+                    or self._messages
+                    or not on_message(message)
+                ):
+                    self._keep(Opcode.BINARY, message)
                 continue
             head = decode_head(data[start : min(start + HEAD_BYTES_MAX, end)])
             if head is None:
@@ -220,17 +231,20 @@ class DataSocket(asyncio.BufferedProtocol):
             self._peer_says_goodbye(payload)
         elif head.opcode is not Opcode.PONG:
             message = self._joiner.add(head, payload)
-            if message is not None and message[0] is Opcode.BINARY:
-                self._hear(message[1])
-            elif message is not None:
-                self._keep(*message)
+            if message is not None:
+                self._hear(*message)
 
-    def _hear(self, message: bytearray) -> None:
-        """Give a binary message to who hears it where it arrives, or to `receive`."""
+    def _hear(self, opcode: Opcode, message: bytearray) -> None:
+        """Give a message to who hears it where it arrives, or to `receive`."""
         on_message = self.on_message
         waits = self._news is not None and not self._messages
-        if on_message is None or not waits or not on_message(message):
-            self._keep(Opcode.BINARY, message)
+        if (
+            on_message is None
+            or opcode is not Opcode.BINARY
+            or not waits
+            or not on_message(message)
+        ):
+            self._keep(opcode, message)
 
     def _keep(self, opcode: Opcode, message: bytearray) -> None:
         """Keep a message for `receive`."""
@@ -245,7 +259,7 @@ class DataSocket(asyncio.BufferedProtocol):
         """Once for all pings that have come, as RFC 6455, 5.5.3, lets."""
         ping, self._last_ping = self._last_ping, None
         if ping is not None and not self.closed:
-            self._write_frame(Opcode.PONG, (ping,))
+            self._write_control(Opcode.PONG, ping)
 
     def _tell(self) -> None:
         news, self._news = self._news, None
@@ -303,16 +317,22 @@ class DataSocket(asyncio.BufferedProtocol):
         """
         if self.closed:
             raise ConnectionResetError("the WebSocket is closed")
-        self._write_frame(Opcode.BINARY, parts)
-
-    def _write_frame(self, opcode: Opcode, parts: Sequence[Buffer]) -> None:
         size = sum(map(len, parts))
-        self._gathered += (encode_head(opcode, size, masked=self._client), *parts)
+        short = size < SHORT_BYTES
+        head = self._heads[size] if short else encode_head(Opcode.BINARY, size, masked=self._client)
+        self._gather(head, parts, size)
+
+    def _write_control(self, opcode: Opcode, payload: Buffer) -> None:
+        head = encode_head(opcode, len(payload), masked=self._client)
+        self._gather(head, (payload,), len(payload))
+
+    def _gather(self, head: bytes, parts: Sequence[Buffer], size: int) -> None:
+        self._gathered += (head, *parts)
         self._gathered_bytes += size
         if self._gathered_bytes >= GATHERED_BYTES_MAX:
             self._flush()
         elif self._flushing is None and not self._gathering:
-            self._flushing = self._loop.call_soon(self._flush_turn)
+            self._flushing = self._loop.call_soon(self._write_gathered)
 
     def gather(self) -> None:
         """Keep small messages from here on until `flush`, in place of the next turn of the event loop."""
@@ -324,16 +344,15 @@ class DataSocket(asyncio.BufferedProtocol):
         if self._gathered:
             self._flush()
 
-    def _flush_turn(self) -> None:
-        """Write what was gathered in the turn before."""
-        self._flushing = None
-        self._flush()
-
     def _flush(self) -> None:
-        """Write what was gathered; a large last part is not joined to the others."""
+        """Write what was gathered now, and not a turn later."""
         if self._flushing is not None:
             self._flushing.cancel()
-            self._flushing = None
+        self._write_gathered()
+
+    def _write_gathered(self) -> None:
+        """Write what was gathered; a large last part is not joined to the others."""
+        self._flushing = None
         parts, self._gathered, self._gathered_bytes = self._gathered, [], 0
         if not parts or self._transport.is_closing():
             return
@@ -370,7 +389,7 @@ class DataSocket(asyncio.BufferedProtocol):
     def _say_goodbye(self, code: int, message: str = "") -> None:
         if not self.closed:
             payload = code.to_bytes(2, "big") + message.encode()[:120]
-            self._write_frame(Opcode.CLOSE, (payload,))
+            self._write_control(Opcode.CLOSE, payload)
             self.closed = True
 
     def _peer_says_goodbye(self, payload: bytearray) -> None:
@@ -405,7 +424,7 @@ class DataSocket(asyncio.BufferedProtocol):
         else:
             self._asked = True
             after_s /= 2
-            self._write_frame(Opcode.PING, ())
+            self._write_control(Opcode.PING, b"")
         self._heard = False
         self._control_frames = 0
         self._beat = self._check_alive_in(after_s)

@@ -86,7 +86,8 @@ class FileConsumeQueues:
                 self._changed.add(partition_id)
                 if len(tail) >= UNITS_BYTES:
                     self._fold(partition_id, queue)
-            self._position = max(self._position, position + length)
+            last = units[-1][1]
+            self._position = max(self._position, last.position + last.length)
 
     def _check(self, units: Sequence[tuple[int, Unit]]) -> None:
         following: dict[int, int] = {}

@@ -274,7 +274,7 @@ async def test_kernel_that_takes_no_sync_leaves_all_further_ones_to_the_thread(r
     synced = []
     monkeypatch.setattr(file, "fdatasync", lambda: synced.append(True))
 
-    def refuse(_descriptor, _done):
+    def refuse(_descriptor, _done, _error_of):
         raise OSError(errno.ENOSYS, "no")
 
     monkeypatch.setattr(quick._syncs, "begin", refuse)
@@ -304,7 +304,9 @@ async def test_sync_of_a_file_that_cannot_be_synced_is_refused_and_not_failed(re
 async def test_error_of_the_kernels_sync_is_a_failed_flush(real, monkeypatch):
     """EIO is told once, and never tried again."""
     quick, _thread, _clock, file = real
-    monkeypatch.setattr(quick._syncs, "begin", lambda _descriptor, done: done(errno.EIO))
+    monkeypatch.setattr(
+        quick._syncs, "begin", lambda _file, done, error_of: done(error_of(errno.EIO))
+    )
     with pytest.raises(FlushFailedError, match="Input/output error"):
         await until_synced(quick, file)
 
