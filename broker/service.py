@@ -228,7 +228,7 @@ class BrokerService:
         if wanted and data:
             answer, data = await self._of_tags(request, partition, wanted, answer, data)
         check_holder(group.lock, token=request.token, session=request.session)
-        self.note_pulled(request, partition, group, answer.upto, data)
+        self.note_pulled(request, partition, group, answer.upto, len(data))
         return answer, data
 
     def check_pull(self, request: Pull, now_ms: int) -> tuple[HostedPartition, Group, int, bool]:
@@ -275,13 +275,13 @@ class BrokerService:
         return min(bytes_max, PULL_BYTES_MAX)
 
     def note_pulled(
-        self, request: Pull, partition: HostedPartition, group: Group, upto: int, data: bytes
+        self, request: Pull, partition: HostedPartition, group: Group, upto: int, size_bytes: int
     ) -> None:
         """Note that the owner gets what is stored up to `upto`."""
         group.suspects.pulled(upto)
-        if data:
+        if size_bytes:
             self._store.traffic.note_handed(
-                partition.facts.subject, messages=upto - request.offset, size_bytes=len(data)
+                partition.facts.subject, messages=upto - request.offset, size_bytes=size_bytes
             )
 
     @staticmethod

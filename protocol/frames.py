@@ -499,7 +499,7 @@ def frame_parts(
     """A frame in two parts, of which the second is the payload itself.  Raises as `encode_frame`."""
     packed = _encode_header((_TAGS[type(header)], correlation_id, *astuple(header)))
     header_bytes = len(packed)
-    size = 4 + header_bytes + len(payload)
+    size = 4 + header_bytes + (len(payload) if payload else 0)
     if size > FRAME_BYTES_MAX or header_bytes > HEADER_BYTES_MAX:
         raise MessageTooLargeError("frame too large", size_bytes=size, limit_bytes=FRAME_BYTES_MAX)
     return _LENGTH.pack(header_bytes) + packed, payload

@@ -49,7 +49,7 @@ class PullDecisions(Protocol):
         ...
 
     def note_pulled(
-        self, request: Pull, partition: HostedPartition, group: Group, upto: int, data: bytes
+        self, request: Pull, partition: HostedPartition, group: Group, upto: int, size_bytes: int
     ) -> None:
         """Note that the owner gets what is stored up to `upto`."""
         ...
@@ -113,7 +113,7 @@ class OpenPull:
     def wait(self, now_ms: int) -> None:
         """Wait until the partition is woken, or the time of the pull is over."""
         request, pulls = self._request, self._pulls
-        until_ms = max(now_ms + 1, self._until_ms)
+        until_ms = self._until_ms if self._until_ms > now_ms else now_ms + 1
         # By a reading that is a little old the lock ends a little early, and its owner takes it again.
         pulls.service.hold(self._group, request, until_ms)
         if self._client is None:
@@ -179,8 +179,9 @@ class OpenPull:
             if not pieces or not call.take_room(bytes_max):
                 return False
             data = b"".join(pieces)
-        pulls.service.note_pulled(request, partition, group, upto, data)
-        more = self._goes_on(partition, upto, len(data), now_ms)
+        size = len(data)
+        pulls.service.note_pulled(request, partition, group, upto, size)
+        more = self._goes_on(partition, upto, size, now_ms)
         answer = pulls.service.batches(partition, upto, group.parked_version, more=more)
         if not more:
             self._close()
@@ -190,7 +191,7 @@ class OpenPull:
         self._request = replace(
             request,
             offset=upto,
-            bytes_max=request.bytes_max - len(data),
+            bytes_max=request.bytes_max - size,
             answers_max=request.answers_max - 1,
         )
         self.wait(now_ms)

@@ -62,8 +62,10 @@ class PromptAnswers:
         )
 
         def answer(done: asyncio.Future[None]) -> None:
-            if done.cancelled() or done.exception() is not None:
-                call.refuse(_error_of(done))
+            try:
+                done.result()
+            except BaseException as error:  # noqa: BLE001 - told to the client
+                call.refuse(error)
                 return
             self._store.traffic.appends.observe(self._boot_ns() - began_ns)
             call.answer(Appended(base_offset, DURABLE, duplicate))
@@ -78,19 +80,15 @@ class PromptAnswers:
             return True
 
         def answer(done: asyncio.Future[None]) -> None:
-            if done.cancelled() or done.exception() is not None:
-                call.refuse(_error_of(done))
-            else:
-                call.answer(self._service.acked(cursor, group))
+            try:
+                done.result()
+            except BaseException as error:  # noqa: BLE001 - told to the client
+                call.refuse(error)
+                return
+            call.answer(self._service.acked(cursor, group))
 
         saved.add_done_callback(answer)
         return True
 
     def _pull(self, request: Pull, _payload: memoryview, call: PromptCall, now_ns: int) -> bool:
         return self._pulls.begin(request, call, now_ns // 1_000_000)
-
-
-def _error_of(done: asyncio.Future[None]) -> BaseException:
-    error = asyncio.CancelledError() if done.cancelled() else done.exception()
-    assert error is not None
-    return error

@@ -392,7 +392,7 @@ class HostedPartition:
             producers[producer_id] = after_append(before, header, base_offset=base_offset)
             self.clashed.discard(producer_id)
         self.next_offset = base_offset + header.count
-        self.appended_at_ms = max(appended_at_ms, undo_time)
+        self.appended_at_ms = max(undo_time, appended_at_ms)
         return base_offset, undo_time, producer_id, before, forgotten
 
     def undo_append(self, undo: AppendUndo) -> None:

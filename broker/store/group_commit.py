@@ -65,8 +65,8 @@ class Entry:
     """A record that is to be written.  `count` is 0 if it has no messages.  A marker has no bytes, only a future."""
 
     __slots__ = (
-        "appended_at_ms", "base_offset", "count", "future", "partition_id", "position", "record", "on_durable", "stamped",
-        "undo",
+        "appended_at_ms", "base_offset", "count", "future", "partition_id", "position", "record", "on_durable", "size_bytes",
+        "stamped", "undo",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +81,7 @@ class Entry:
         undo: Callable[[], object] | None = None,
     ) -> None:
         self.record = record
+        self.size_bytes = len(record)
         self.partition_id = partition_id
         self.base_offset = base_offset
         self.count = count
@@ -157,6 +158,8 @@ class GroupCommit:
         self._own = 0
         """Number of records in the queue that are not messages."""
         self._late: dict[Hashable, _Late] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """That of the store, once something was submitted."""
         self._running = False
         """A commit is under way, or about to be."""
         self._idle: asyncio.Future[None] | None = None
@@ -248,9 +251,9 @@ class GroupCommit:
 
     def submit(self, entry: Entry) -> asyncio.Future[None]:
         """Queue a record, after `check_room`; the future is resolved when the record is durable."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop or self._find_loop()
         future = entry.future = loop.create_future()
-        size = len(entry.record)
+        size = entry.size_bytes
         self._queue.append(entry)
         self.queued_bytes += size
         if size and not entry.count:
@@ -265,13 +268,18 @@ class GroupCommit:
         late = self._late.get(key)
         if late is None:
             late = self._late[key] = _Late(make)
-        loop = asyncio.get_running_loop()
+        loop = self._loop or self._find_loop()
         future: asyncio.Future[None] = loop.create_future()
         late.futures.append(future)
         if not self._running:
             self._running = True
             loop.call_soon(self._go_on)
         return future
+
+    def _find_loop(self) -> asyncio.AbstractEventLoop:
+        # Kept, because Python 3.11 asks the kernel for the process's id each time.
+        self._loop = asyncio.get_running_loop()
+        return self._loop
 
     def flushed(self) -> asyncio.Future[None]:
         """A future that is resolved when all submitted records are durable, or fails as they do."""
@@ -313,7 +321,7 @@ class GroupCommit:
         while queue and (left > 0 or self._own or not queue[0].record):
             entry = queue.popleft()
             entries.append(entry)
-            length = len(entry.record)
+            length = entry.size_bytes
             if not length:
                 continue
             left -= length
@@ -336,7 +344,7 @@ class GroupCommit:
                 entry.position, entry.stamped = plan.add(
                     entry.record, base_offset=entry.base_offset, appended_at_ms=entry.appended_at_ms
                 )
-                self.queued_bytes += len(entry.record)
+                self.queued_bytes += entry.size_bytes
             entries.append(entry)
             commit.waiting += late.futures
 
@@ -446,7 +454,7 @@ class GroupCommit:
     def _note_durable(self, commit: _Commit) -> None:
         self.commits += 1
         for entry in commit.entries:
-            self.queued_bytes -= len(entry.record)
+            self.queued_bytes -= entry.size_bytes
             if entry.on_durable is not None:
                 entry.on_durable(entry)
             future = entry.future

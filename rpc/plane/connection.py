@@ -232,7 +232,7 @@ class PlaneCall:
         except KeylaneError as error:
             self.refuse(error)
             return
-        self._post(parts, len(data))
+        self._post(parts, data)
 
     def part(self, answer: Answer, data: bytes = b"") -> None:
         """See `PromptCall`."""
@@ -259,14 +259,14 @@ class PlaneCall:
             log.error("%s failed", type(self._asked).__name__, exc_info=error)
             told = InternalError()
         self._on_refusal(told)
-        self._post(frame_parts(self._number, refusal(told)), 0)
+        self._post(frame_parts(self._number, refusal(told)))
 
-    def _post(self, parts: Parts, size: int) -> None:
-        """Give the last answer, with `size` bytes of the room that was taken for it."""
+    def _post(self, parts: Parts, data: bytes = b"") -> None:
+        """Give the last answer; `data` is what room may have been taken for."""
         connection = self._connection
         taken = connection.ended or connection.post(parts, self._taken)
         if self._room_bytes:
-            self._kept_bytes = 0 if taken else size
+            self._kept_bytes = 0 if taken else len(data)
             connection.share.note_size(self._room_bytes, self._kept_bytes)
             self._room_bytes = 0
         if taken:
