@@ -51,6 +51,8 @@ RETRY_FULL_MS = 1_000
 OWN_QUEUED_BYTES_MAX = 1 << 20
 """Room in the queue for records that are not messages, so that fast producers never keep out fences and seals."""
 _NOTHING = bytearray()
+_Work = Callable[[WritePlan, list[tuple[int, Unit]]], bool]
+"""Writes a commit or a part of it, and its units for the index; False if only the index is full."""
 
 
 class RunBlocking(Protocol):
@@ -383,17 +385,13 @@ class GroupCommit:
             self._end(commit, None, fits=fits)
         self._go_on()
 
-    def _run(
-        self, function: Callable[[WritePlan, list[tuple[int, Unit]]], bool], commit: _Commit
-    ) -> None:
+    def _run(self, function: _Work, commit: _Commit) -> None:
         """Have a thread write a commit, or its rest."""
         self._task = asyncio.get_running_loop().create_task(
             self._await(function, commit), name="group commit"
         )
 
-    async def _await(
-        self, function: Callable[[WritePlan, list[tuple[int, Unit]]], bool], commit: _Commit
-    ) -> None:
+    async def _await(self, function: _Work, commit: _Commit) -> None:
         try:
             fits = await self._run_blocking(function, commit.plan, commit.units)
             if commit.full is not None:
