@@ -259,7 +259,7 @@ class DataSocket(asyncio.BufferedProtocol):
         """Once for all pings that have come, as RFC 6455, 5.5.3, lets."""
         ping, self._last_ping = self._last_ping, None
         if ping is not None and not self.closed:
-            self._write_control(Opcode.PONG, ping)
+            self.write((ping,), Opcode.PONG)
 
     def _tell(self) -> None:
         news, self._news = self._news, None
@@ -305,9 +305,9 @@ class DataSocket(asyncio.BufferedProtocol):
         if self._lost.done():
             raise ConnectionResetError("the WebSocket was lost")
 
-    def write(self, parts: Sequence[Buffer]) -> None:
+    def write(self, parts: Sequence[Buffer], opcode: Opcode = Opcode.BINARY) -> None:
         """
-        Send a message; small ones of one turn of the event loop share a system call.
+        Send a message, or a control frame; small ones of one turn of the event loop share a system call.
 
         Args:
             parts: one after another; they must not change until they are sent.
@@ -318,15 +318,10 @@ class DataSocket(asyncio.BufferedProtocol):
         if self.closed:
             raise ConnectionResetError("the WebSocket is closed")
         size = sum(map(len, parts))
-        short = size < SHORT_BYTES
-        head = self._heads[size] if short else encode_head(Opcode.BINARY, size, masked=self._client)
-        self._gather(head, parts, size)
-
-    def _write_control(self, opcode: Opcode, payload: Buffer) -> None:
-        head = encode_head(opcode, len(payload), masked=self._client)
-        self._gather(head, (payload,), len(payload))
-
-    def _gather(self, head: bytes, parts: Sequence[Buffer], size: int) -> None:
+        if size < SHORT_BYTES and opcode is Opcode.BINARY:
+            head = self._heads[size]
+        else:
+            head = encode_head(opcode, size, masked=self._client)
         self._gathered += (head, *parts)
         self._gathered_bytes += size
         if self._gathered_bytes >= GATHERED_BYTES_MAX:
@@ -389,7 +384,7 @@ class DataSocket(asyncio.BufferedProtocol):
     def _say_goodbye(self, code: int, message: str = "") -> None:
         if not self.closed:
             payload = code.to_bytes(2, "big") + message.encode()[:120]
-            self._write_control(Opcode.CLOSE, payload)
+            self.write((payload,), Opcode.CLOSE)
             self.closed = True
 
     def _peer_says_goodbye(self, payload: bytearray) -> None:
@@ -424,7 +419,8 @@ class DataSocket(asyncio.BufferedProtocol):
         else:
             self._asked = True
             after_s /= 2
-            self._write_control(Opcode.PING, b"")
+            if not self.closed:
+                self.write((), Opcode.PING)
         self._heard = False
         self._control_frames = 0
         self._beat = self._check_alive_in(after_s)
