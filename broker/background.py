@@ -22,22 +22,19 @@ class BackgroundBudget:
     """Decides when a job's read may begin and how large its answer is; clocks are passed in."""
 
     def __init__(self) -> None:
-        self._live_until_ms = -1
+        self.live_at_ms = -1 - LIVE_MS
+        """When the last request of a live client came."""
         self._free_at_ms = 0.0
-
-    def live(self, now_ms: int) -> None:
-        """Note a request of a live client."""
-        self._live_until_ms = now_ms + LIVE_MS
 
     def wait_ms(self, now_ms: int) -> float:
         """How long a job's read waits before its turn; 0: it may take it."""
-        if now_ms > self._live_until_ms:
+        if now_ms > self.live_at_ms + LIVE_MS:
             return 0.0
         return min(max(0.0, self._free_at_ms - now_ms), WAIT_MS_MAX)
 
     def take(self, wanted_bytes: int, now_ms: int) -> int:
         """Take a turn; returns the bytes that the answer may have."""
-        if now_ms > self._live_until_ms:
+        if now_ms > self.live_at_ms + LIVE_MS:
             return wanted_bytes
         bytes_max = min(wanted_bytes, LIVE_ANSWER_BYTES)
         cost_ms = bytes_max * 1_000 / LIVE_BYTES_PER_SECOND

@@ -89,12 +89,10 @@ class Registration:
         """Why the broker group belongs to another data folder; "" unless the metaserver says so."""
         self.cluster_version = ""
         """The lowest version of all members, by the last answer; "": not known."""
-        self._asked = asyncio.Event()
-
-    @property
-    def asked(self) -> bool:
+        self.asked = False
         """True once the first report was answered or has failed; before that `set_aside` is not known."""
-        return self._asked.is_set()
+        self._heard = asyncio.Event()
+        """Set when `asked` is; it is for who waits."""
 
     @property
     def accepted(self) -> bool:
@@ -109,8 +107,12 @@ class Registration:
         """Wait for the end of the first report, FIRST_REPORT_MS_MAX at most; then serve without a metaserver."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_REPORT_MS_MAX / 1000):
-                await self._asked.wait()
-        self._asked.set()
+                await self._heard.wait()
+        self._note_asked()
+
+    def _note_asked(self) -> None:
+        self.asked = True
+        self._heard.set()
 
     async def run(self) -> None:
         """Report at once, then at the interval that the metaserver gives, until cancelled."""
@@ -134,7 +136,7 @@ class Registration:
                 if isinstance(error, _SET_ASIDE):
                     self.set_aside = error.message
                     self._accepted.clear()
-                self._asked.set()
+                self._note_asked()
                 wait_ms = pauses.next_ms()
             else:
                 if pauses.failures:
@@ -150,7 +152,7 @@ class Registration:
                     self._on_missed()
                 self.set_aside = ""
                 self.cluster_version = welcome.cluster_version
-                self._asked.set()
+                self._note_asked()
                 self._accepted.set()
                 if not self._reported and self._on_accepted is not None:
                     await self._on_accepted()

@@ -95,6 +95,7 @@ class BrokerService:
         self._store = store
         self._standing = standing
         self._clock = clock
+        self._boot_ns = clock.boot_ns
         self._waiting = LongPolls()
         self._budget = BackgroundBudget()
         self._background = asyncio.Lock()
@@ -125,25 +126,26 @@ class BrokerService:
         """
         kind = type(request)
         self._check_payload(kind, payload)
-        if kind is not Read and not self._stands:
+        if kind is not Read:
             await check_standing(self._standing)
         if kind in _LIVE:
-            self._budget.live(self._clock.boot_ms())
+            self._budget.live_at_ms = self._clock.boot_ms()
         return await self._handlers[kind](request, payload)
 
     def begin(self, request: Request, payload: memoryview, call: PromptCall) -> bool:
         """See `DataService.begin`."""
-        if not self._stands:
-            return False
-        self._check_payload(type(request), payload)
-        self._budget.live(self._clock.boot_ms())
-        return self._prompt.begin(request, payload, call)
-
-    @property
-    def _stands(self) -> bool:
-        """True if the broker group belongs to this data folder, as far as metaservers have told."""
         standing = self._standing
-        return standing is None or (standing.asked and not standing.set_aside)
+        if standing is not None and (not standing.asked or standing.set_aside):
+            return False
+        kind = type(request)
+        if payload and kind not in _WITH_PAYLOAD:
+            self._check_payload(kind, payload)
+        beginning = self._prompt.beginnings.get(kind)
+        if beginning is None:
+            return False
+        now_ns = self._boot_ns()
+        self._budget.live_at_ms = now_ns // 1_000_000
+        return beginning(request, payload, call, now_ns)
 
     @staticmethod
     def _check_payload(kind: type[Request], payload: memoryview) -> None:
@@ -210,13 +212,14 @@ class BrokerService:
 
     async def _pull(self, request: Pull, _payload: memoryview) -> Handled:
         wanted = _wanted_tags(request)
-        partition, group, bytes_max, waits = self.check_pull(request)
+        now_ms = self._clock.boot_ms()
+        partition, group, bytes_max, waits = self.check_pull(request, now_ms)
         if waits:
-            self.hold(group, request, request.wait_ms)
+            self.hold(group, request, now_ms + request.wait_ms)
             try:
                 await self._waiting.wait(partition.partition_id, request.wait_ms)
             except asyncio.CancelledError:  # the client has left
-                self.hold(group, request, 0)
+                self.hold(group, request, self._clock.boot_ms())
                 raise
             partition, group = self.owned(request)
         answer, data = await self._batches(
@@ -225,45 +228,61 @@ class BrokerService:
         if wanted and data:
             answer, data = await self._of_tags(request, partition, wanted, answer, data)
         check_holder(group.lock, token=request.token, session=request.session)
-        self.note_pulled(request, partition, group, answer.upto, data)
+        self.note_pulled(request, partition, group, answer.upto, len(data))
         return answer, data
 
-    def check_pull(self, request: Pull) -> tuple[HostedPartition, Group, int, bool]:
+    def check_pull(self, request: Pull, now_ms: int) -> tuple[HostedPartition, Group, int, bool]:
         """
         Check a pull.
 
         Returns:
             The partition, the group, the bytes that the answer may have, and whether it waits for messages.
         """
-        partition, group = self.owned(request)
+        partition, group = self.owned(request, now_ms)
         if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
             raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
         if not 1 <= request.answers_max <= PULL_ANSWERS_MAX:
             raise InvalidRequestError(f"cannot give {request.answers_max} answers")
-        bytes_max = self.check_read(partition, request)
+        bytes_max = self.check_read(partition, request.offset, request.bytes_max)
         # Also what was pulled before a restart of this broker.
         group.suspects.pulled(request.offset)
         drained = partition.ended and request.offset == partition.next_offset
         waits = request.wait_ms > 0 and request.offset == partition.readable_offset and not drained
         return partition, group, bytes_max, waits
 
-    def hold(self, group: Group, request: Pull, wait_ms: int) -> None:
-        """Renew the pull lock of an owner whose pull waits, if it is still the owner."""
+    def hold(self, group: Group, request: Pull, until_ms: int) -> None:
+        """Renew the pull lock of an owner whose pull waits until then, if it is still the owner."""
         lock = group.lock
         if lock.fence == request.token and lock.session == request.session:
-            renew(lock, now_ms=self._clock.boot_ms() + wait_ms)
+            renew(lock, now_ms=until_ms)
 
     @staticmethod
-    def check_read(partition: HostedPartition, request: Pull) -> int:
+    def check_read(partition: HostedPartition, offset: int, bytes_max: int) -> int:
         """The bytes that the answer may have.  Raises OffsetOutOfRangeError, InvalidRequestError."""
-        return _check_read(partition, request.offset, request.bytes_max)
+        stored = partition.first_offset <= offset <= partition.readable_offset
+        if not stored:
+            check_offset(offset)
+        if bytes_max < 1:
+            raise InvalidRequestError(f"cannot read {bytes_max} bytes")
+        if not stored:
+            raise OffsetOutOfRangeError(
+                offset=offset,
+                first_offset=partition.first_offset,
+                next_offset=partition.readable_offset,
+            )
+        if partition.lost:
+            partition.readable_end(offset)
+        return min(bytes_max, PULL_BYTES_MAX)
 
     def note_pulled(
-        self, request: Pull, partition: HostedPartition, group: Group, upto: int, data: bytes
+        self, request: Pull, partition: HostedPartition, group: Group, upto: int, size_bytes: int
     ) -> None:
         """Note that the owner gets what is stored up to `upto`."""
         group.suspects.pulled(upto)
-        self._note_handed(partition, upto - request.offset, data)
+        if size_bytes:
+            self._store.traffic.note_handed(
+                partition.facts.subject, messages=upto - request.offset, size_bytes=size_bytes
+            )
 
     @staticmethod
     def batches(
@@ -298,7 +317,7 @@ class BrokerService:
             offset = answer.upto
             if data or offset >= partition.readable_offset or size >= LEFT_OUT_BYTES_MAX:
                 return replace(answer, left_out=tuple(IntervalSet(ranges))), data
-            bytes_max = _check_read(partition, offset, request.bytes_max)
+            bytes_max = self.check_read(partition, offset, request.bytes_max)
             answer, data = await self._batches(
                 replace(request, offset=offset),
                 partition,
@@ -370,10 +389,10 @@ class BrokerService:
 
     async def _read(self, request: Read, _payload: memoryview) -> Handled:
         partition = self._store.state.partition(request.partition_id)
-        bytes_max = _check_read(partition, request.offset, request.bytes_max)
+        bytes_max = self.check_read(partition, request.offset, request.bytes_max)
         if request.background:
             bytes_max = await self._background_turn(bytes_max)
-            _check_read(partition, request.offset, bytes_max)
+            self.check_read(partition, request.offset, bytes_max)
         answer, data = await self._batches(request, partition, bytes_max)
         self._note_handed(partition, answer.upto - request.offset, data)
         return answer, data
@@ -412,14 +431,16 @@ class BrokerService:
         """The answer to an ack that is durable."""
         return Acked(cursor, group.parked_version)
 
-    def decide_ack(self, request: Ack) -> tuple[int, Group, asyncio.Future[None] | None]:
+    def decide_ack(
+        self, request: Ack, now_ms: int | None = None
+    ) -> tuple[int, Group, asyncio.Future[None] | None]:
         """
-        Decide on an ack.
+        Decide on an ack; `now_ms` is as of `owned`.
 
         Returns:
             The cursor, the group, and what `_save` returns.
         """
-        partition, group = self.owned(request)
+        partition, group = self.owned(request, now_ms)
         ranges = request.ranges
         if len(ranges) > ACK_RANGES_MAX:
             raise OverloadedError(f"more than {ACK_RANGES_MAX} ranges in one ack")
@@ -428,7 +449,7 @@ class BrokerService:
             self._store.commit.check_room(0, own=True)
             if apply_ack(group.acked, ranges):
                 group.changed()
-            if group.lock.shared:
+            if group.lock.session == SHARED:
                 group.handed_out().acked(ranges)
                 if group.suspects.begun:  # a message that is handled alone may be next
                     self._waiting.wake(partition.partition_id)
@@ -476,20 +497,37 @@ class BrokerService:
                 await saved
         return Released(), b""
 
-    def owned(self, request: OwnersRequest) -> tuple[HostedPartition, Group]:
-        """Check that a request comes from the owner of the pull lock, and renew the lock; the partition and the group."""
-        check_session(request.session)
+    def owned(
+        self, request: OwnersRequest, now_ms: int | None = None
+    ) -> tuple[HostedPartition, Group]:
+        """
+        Check that a request comes from the owner of the pull lock, and renew the lock.
+
+        Args:
+            now_ms: the boot clock in this turn of the event loop; None: it is read.
+
+        Returns:
+            The partition and the group.
+        """
+        session = request.session
         partition = self._store.state.partition(request.partition_id)
-        partition.check_owners()
+        if partition.fences_lost:
+            partition.check_owners()
         group = partition.groups.get(request.group)
         if group is None:
             raise TokenUnknownError("the group never acquired this partition", token=request.token)
-        check_holder(group.lock, token=request.token, session=_owner(request, group))
-        now_ms = self._clock.boot_ms()
-        renew(group.lock, now_ms=now_ms)
-        if group.lock.shared:
-            ttl_ms = group.lock.ttl_ms
-            group.handed_out().hear(request.session, ttl_ms=ttl_ms, now_ms=now_ms)
+        lock, kind = group.lock, type(request)
+        shared = lock.session == SHARED
+        if shared or session != lock.session or not lock.fence:
+            check_session(session)  # the session that has acquired was checked then
+        # A shared group's token belongs to all its sessions, but an exclusive pull is never one of them.
+        of_all = kind is PullShared or (shared and kind is not Pull)
+        check_holder(lock, token=request.token, session=SHARED if of_all else session)
+        if now_ms is None:
+            now_ms = self._clock.boot_ms()
+        renew(lock, now_ms=now_ms)
+        if shared:
+            group.handed_out().hear(session, ttl_ms=lock.ttl_ms, now_ms=now_ms)
         return partition, group
 
     @property
@@ -500,14 +538,6 @@ class BrokerService:
     def close(self) -> None:
         """Have all waiting pulls answered."""
         self._waiting.wake_all()
-
-
-def _owner(request: OwnersRequest, group: Group) -> str:
-    """The session that must own the lock for this request: SHARED for a shared group, except for an exclusive pull."""
-    of_all = isinstance(request, PullShared) or (
-        group.lock.shared and not isinstance(request, Pull)
-    )
-    return SHARED if of_all else request.session
 
 
 def _check_failed(request: Ack, partition: HostedPartition) -> None:
@@ -556,17 +586,3 @@ def _check_shared(request: PullShared) -> int:
     if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
         raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
     return min(request.bytes_max, PULL_BYTES_MAX)
-
-
-def _check_read(partition: HostedPartition, offset: int, bytes_max: int) -> int:
-    check_offset(offset)
-    if bytes_max < 1:
-        raise InvalidRequestError(f"cannot read {bytes_max} bytes")
-    if not partition.first_offset <= offset <= partition.readable_offset:
-        raise OffsetOutOfRangeError(
-            offset=offset,
-            first_offset=partition.first_offset,
-            next_offset=partition.readable_offset,
-        )
-    partition.readable_end(offset)
-    return min(bytes_max, PULL_BYTES_MAX)

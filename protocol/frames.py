@@ -461,6 +461,15 @@ Answer = (
 Header = TypeVar("Header", Request, Answer)
 
 _TAGS = {kind: kind.__struct_config__.tag for kind in (*get_args(Request), *get_args(Answer))}
+_SHORT_ARRAY, _U16, _U32 = 0x90, 0xCD, 0xCE
+"""How msgpack begins an array of up to 15 items, and numbers of two and four bytes; a small number is its own byte."""
+_HEADS = {
+    _SHORT_ARRAY + items << 8 | tag: bytes((_SHORT_ARRAY + items - 1, tag))
+    for items in range(2, 16)
+    for tag in _TAGS.values()
+}
+"""The first two bytes of a header with up to 15 items, as a number → how it begins without its correlation id."""
+_NO_PAYLOAD = memoryview(b"")
 _encode_header = msgspec.msgpack.Encoder().encode
 _header_items = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _correlation_id = msgspec.msgpack.Decoder(int).decode
@@ -489,22 +498,11 @@ def frame_parts(
 ) -> tuple[bytes, bytes | bytearray | memoryview]:
     """A frame in two parts, of which the second is the payload itself.  Raises as `encode_frame`."""
     packed = _encode_header((_TAGS[type(header)], correlation_id, *astuple(header)))
-    size = _LENGTH.size + len(packed) + len(payload)
-    if size > FRAME_BYTES_MAX or len(packed) > HEADER_BYTES_MAX:
+    header_bytes = len(packed)
+    size = 4 + header_bytes + (len(payload) if payload else 0)
+    if size > FRAME_BYTES_MAX or header_bytes > HEADER_BYTES_MAX:
         raise MessageTooLargeError("frame too large", size_bytes=size, limit_bytes=FRAME_BYTES_MAX)
-    return _LENGTH.pack(len(packed)) + packed, payload
-
-
-def _split(data: bytes | bytearray) -> tuple[memoryview, memoryview]:
-    if not 4 < len(data) <= FRAME_BYTES_MAX:
-        raise FrameError(f"a frame of {len(data)} bytes", size_bytes=len(data))
-    (header_bytes,) = _LENGTH.unpack_from(data)
-    if not 0 < header_bytes <= min(HEADER_BYTES_MAX, len(data) - 4):
-        raise FrameError(
-            f"a frame that claims {header_bytes} bytes of header", size_bytes=len(data)
-        )
-    view = memoryview(data).toreadonly()
-    return view[4 : 4 + header_bytes], view[4 + header_bytes :]
+    return _LENGTH.pack(header_bytes) + packed, payload
 
 
 def decode_request(data: bytes | bytearray) -> tuple[int, Request, memoryview]:
@@ -523,15 +521,34 @@ def decode_answer(data: bytes | bytearray) -> tuple[int, Answer, memoryview]:
 
 
 def _decode(
-    data: bytes | bytearray, kind: str, decode: Callable[[bytes], Header]
+    data: bytes | bytearray, kind: str, decode: Callable[[bytes | bytearray], Header]
 ) -> tuple[int, Header, memoryview]:
-    packed, payload = _split(data)
+    size = len(data)
+    if not 4 < size <= FRAME_BYTES_MAX:
+        raise FrameError(f"a frame of {size} bytes", size_bytes=size)
+    (header_bytes,) = _LENGTH.unpack_from(data)
+    end = 4 + header_bytes
+    if not 0 < header_bytes <= HEADER_BYTES_MAX or end > size:
+        raise FrameError(f"a frame that claims {header_bytes} bytes of header", size_bytes=size)
     try:
-        items = _header_items(packed)
-        number = _correlation_id(items.pop(1))
-        return number, decode(_encode_header(items)), payload
+        # Nearly every header is a short array whose number is cut out; any other is taken apart.
+        if end > 6 and (head := _HEADS.get(data[4] << 8 | data[5])) is not None:
+            number, at = data[6], 7
+            if number == _U16:
+                number, at = data[7] << 8 | data[8], 9
+            elif number == _U32:
+                number, at = int.from_bytes(data[7:11]), 11
+            elif number >= 0x80:
+                at = end + 1
+            if at <= end:
+                header = decode(head + data[at:end])
+                payload = memoryview(data).toreadonly()[end:] if end < size else _NO_PAYLOAD
+                return number, header, payload
+        items = _header_items(memoryview(data)[4:end])
+        number, header = _correlation_id(items.pop(1)), decode(_encode_header(items))
     except (msgspec.MsgspecError, UnicodeDecodeError, IndexError, RecursionError) as error:
         raise FrameError(f"unreadable {kind}: {error}") from error
+    return number, header, memoryview(data).toreadonly()[end:]
 
 
 def refusal(error: KeylaneError) -> Refused:

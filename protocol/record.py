@@ -31,6 +31,7 @@ import struct
 from dataclasses import dataclass
 
 import crc32c
+import msgspec
 
 from .errors import MessageTooLargeError
 from .limits import BATCH_BYTES_MAX
@@ -90,8 +91,7 @@ class Compression(enum.IntEnum):
     LZ4 = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(msgspec.Struct, frozen=True, gc=False):
     """The fields of a record's header, in the order of the layout."""
 
     length: int

@@ -38,13 +38,13 @@ class AnswerRoom:
         self.reads_max = reads_max
         self.reserved = 0
         """Bytes of answers that are being made or not taken yet."""
-        self._turns: dict[Share, None] = {}
+        self.turns: dict[Share, None] = {}
         """Connections that may have an answer to start, in turn; only the server's room keeps the first one waiting."""
 
     @property
     def short(self) -> bool:
         """True if a connection within its own limit waits because others fill the server's room."""
-        return bool(self._turns)
+        return bool(self.turns)
 
     def share(self) -> Share:
         """The part of a new connection."""
@@ -57,14 +57,14 @@ class AnswerRoom:
     def serve(self, asker: Share | None = None) -> None:
         """Start waiting answers while there is room, one of each connection in turn."""
         if asker is not None:
-            self._turns.setdefault(asker)
-        while self._turns:
-            share = next(iter(self._turns))
+            self.turns.setdefault(asker)
+        while self.turns:
+            share = next(iter(self.turns))
             if share.waits_for_server():
                 return
-            del self._turns[share]
+            del self.turns[share]
             if share.start_next():
-                self._turns[share] = None
+                self.turns[share] = None
 
 
 class Share:
@@ -92,9 +92,17 @@ class Share:
 
     def take_now(self, wanted: int) -> bool:
         """Take room for an answer of `wanted` bytes that is about to be made; False: it would have to wait."""
-        if self._waiting or not self._fits(wanted) or not self._room.fits(wanted):
+        room, ours = self._room, self.reserved
+        if (
+            self._waiting
+            or self._reading >= room.reads_max
+            or (ours and ours + wanted > room.connection_bytes_max)
+            or (room.reserved and room.reserved + wanted > room.bytes_max)
+        ):
             return False
-        self._reserve(wanted)
+        self._reading += 1
+        self.reserved = ours + wanted
+        room.reserved += wanted
         return True
 
     def _fits(self, wanted: int) -> bool:
@@ -102,11 +110,6 @@ class Share:
         return self._reading < room.reads_max and (
             self.reserved + wanted <= room.connection_bytes_max or not self.reserved
         )
-
-    def _reserve(self, wanted: int) -> None:
-        self._reading += 1
-        self.reserved += wanted
-        self._room.reserved += wanted
 
     def _next(self) -> int | None:
         """Bytes of the next answer, if the connection's own room lets it be made."""
@@ -125,24 +128,28 @@ class Share:
         if wanted is None:
             return False
         _, future = self._waiting.popleft()
-        self._reserve(wanted)
+        self._reading += 1
+        self.reserved += wanted
+        self._room.reserved += wanted
         future.set_result(None)
         return bool(self._waiting)
 
     def note_size(self, wanted: int, came_to: int) -> None:
         """Note that an answer was made and has `came_to` bytes, which are freed when the client has taken them."""
         self._reading -= 1
-        self._change(came_to - wanted)
+        room, left = self._room, wanted - came_to
+        self.reserved -= left
+        room.reserved -= left
+        if self._waiting or room.turns:
+            room.serve(self if self._waiting else None)
 
     def free(self, count: int) -> None:
         """Free bytes that the client has taken."""
-        self._change(-count)
-
-    def _change(self, count: int) -> None:
-        self.reserved += count
-        self._room.reserved += count
-        if self._waiting or self._room.short:
-            self._room.serve(self if self._waiting else None)
+        room = self._room
+        self.reserved -= count
+        room.reserved -= count
+        if self._waiting or room.turns:
+            room.serve(self if self._waiting else None)
 
 
 class Answering:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import random
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from ..broker.storage.files import AppendFile
 from ..metaserver.services import services_of
 from ..metaserver.settings import MetaserverSettings
 from ..metaserver.sql.clock_restart import adopt_boot
-from ..protocol.errors import StoryError
+from ..protocol.errors import StorageError, StoryError
 from ..rpc.access.guard import Guard
 from ..rpc.environment import AMBIENT, Environment
 from ..rpc.operating.metrics import ServerMetrics
@@ -262,20 +262,40 @@ async def _in_place(function: Callable[..., Any], /, *args: Any) -> Any:
 T = TypeVar("T")
 
 
-class _InPlaceSync:
-    """See `QuickSync`."""
+class SyncsInTasks:
+    """
+    See `QuickSync`.
+
+    Args:
+        blocking: runs a function, perhaps after a while.
+    """
+
+    def __init__(self, blocking: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+        self._blocking = blocking
+        self._task: asyncio.Task[None] | None = None
 
     def is_ready(self) -> bool:
+        """See `QuickSync`."""
         return True
 
     def write(self, function: Callable[..., T], /, *args: Any) -> T:
+        """See `QuickSync`."""
         return function(*args)
 
-    async def sync(self, file: AppendFile) -> None:
-        await _in_place(file.fdatasync)
+    def sync(self, file: AppendFile, done: Callable[[Exception | None], None]) -> None:
+        """See `QuickSync`."""
+        self._task = asyncio.get_running_loop().create_task(self._sync(file, done), name="sync")
+
+    async def _sync(self, file: AppendFile, done: Callable[[Exception | None], None]) -> None:
+        error: Exception | None = None
+        try:
+            await self._blocking(file.fdatasync)
+        except StorageError as failure:
+            error = failure
+        done(error)
 
 
-IN_PLACE = Pools(_in_place, _in_place, _in_place, _in_place, _InPlaceSync())
+IN_PLACE = Pools(_in_place, _in_place, _in_place, _in_place, SyncsInTasks(_in_place))
 
 
 class BrokerProgram(StoryProgram):

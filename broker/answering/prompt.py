@@ -21,13 +21,16 @@ from ..store.store import DURABLE, Store
 from .open_pulls import OpenPulls, PullDecisions
 from .waiting import LongPolls
 
-Beginning = Callable[[Any, memoryview, PromptCall], bool]
+Beginning = Callable[[Any, memoryview, PromptCall, int], bool]
+"""As `DataService.begin`; the last argument is the boot clock's nanoseconds at the arrival of the request."""
 
 
 class Decisions(PullDecisions, Protocol):
     """What a service decides, with a task or without."""
 
-    def decide_ack(self, request: Ack) -> tuple[int, Group, asyncio.Future[None] | None]:
+    def decide_ack(
+        self, request: Ack, now_ms: int
+    ) -> tuple[int, Group, asyncio.Future[None] | None]:
         """The cursor, the group, and what to wait for before the cursor is told."""
         ...
 
@@ -44,17 +47,14 @@ class PromptAnswers:
         self._store = store
         self._pulls = OpenPulls(service, store, waiting, clock)
         self._boot_ns = clock.boot_ns
-        self._beginnings: dict[type[Request], Beginning] = {
+        self.beginnings: dict[type[Request], Beginning] = {
             Append: self._append, Pull: self._pull, Ack: self._ack,
         }  # fmt: skip
+        """Kind of a request → what answers it without a task."""
 
-    def begin(self, request: Request, payload: memoryview, call: PromptCall) -> bool:
-        """See `DataService.begin`."""
-        beginning = self._beginnings.get(type(request))
-        return beginning is not None and beginning(request, payload, call)
-
-    def _append(self, request: Append, payload: memoryview, call: PromptCall) -> bool:
-        began_ns = self._boot_ns()
+    def _append(
+        self, request: Append, payload: memoryview, call: PromptCall, began_ns: int
+    ) -> bool:
         if not self._store.commit.takes_now(len(payload)):
             return False
         durable, base_offset, duplicate = self._store.append(
@@ -62,8 +62,9 @@ class PromptAnswers:
         )
 
         def answer(done: asyncio.Future[None]) -> None:
-            error = _error_of(done)
-            if error is not None:
+            try:
+                done.result()
+            except BaseException as error:  # noqa: BLE001 - told to the client
                 call.refuse(error)
                 return
             self._store.traffic.appends.observe(self._boot_ns() - began_ns)
@@ -72,25 +73,22 @@ class PromptAnswers:
         durable.add_done_callback(answer)
         return True
 
-    def _ack(self, request: Ack, _payload: memoryview, call: PromptCall) -> bool:
-        cursor, group, saved = self._service.decide_ack(request)
+    def _ack(self, request: Ack, _payload: memoryview, call: PromptCall, now_ns: int) -> bool:
+        cursor, group, saved = self._service.decide_ack(request, now_ns // 1_000_000)
         if saved is None:
             call.answer(self._service.acked(cursor, group))
             return True
 
         def answer(done: asyncio.Future[None]) -> None:
-            error = _error_of(done)
-            if error is not None:
+            try:
+                done.result()
+            except BaseException as error:  # noqa: BLE001 - told to the client
                 call.refuse(error)
-            else:
-                call.answer(self._service.acked(cursor, group))
+                return
+            call.answer(self._service.acked(cursor, group))
 
         saved.add_done_callback(answer)
         return True
 
-    def _pull(self, request: Pull, _payload: memoryview, call: PromptCall) -> bool:
-        return self._pulls.begin(request, call)
-
-
-def _error_of(done: asyncio.Future[None]) -> BaseException | None:
-    return asyncio.CancelledError() if done.cancelled() else done.exception()
+    def _pull(self, request: Pull, _payload: memoryview, call: PromptCall, now_ns: int) -> bool:
+        return self._pulls.begin(request, call, now_ns // 1_000_000)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Hashable
+from functools import partial
 
 from ...protocol.clock import at_a_tick
 
@@ -11,53 +13,46 @@ class LongPolls:
     """The waiting pulls, by partition."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, dict[asyncio.Future[None], asyncio.TimerHandle]] = {}
-        """Partition id → futures in the order of arrival, each with its end; the first is woken first."""
+        self._waiting: dict[int, dict[Hashable, Callable[[], object]]] = {}
+        """Partition id → who waits, in the order of arrival → what is called when the partition is woken."""
 
     @property
     def count(self) -> int:
         """The number of waiting pulls."""
         return sum(map(len, self._waiting.values()))
 
-    def begin(self, partition_id: int, wait_ms: int) -> asyncio.Future[None]:
-        """A future that is done when the partition is woken, or after about `wait_ms`; `leave` what was cancelled."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        waiting = self._waiting.setdefault(partition_id, {})
-        waiting[future] = loop.call_at(
-            at_a_tick(wait_ms / 1000, loop.time()), self._end, partition_id, future
-        )
-        return future
+    def listen(self, partition_id: int, who: Hashable, wake: Callable[[], object]) -> None:
+        """Have `wake` called when the partition is woken, once, unless `who` leaves before; it must not raise."""
+        waiting = self._waiting.get(partition_id)
+        if waiting is None:
+            waiting = self._waiting[partition_id] = {}
+        waiting[who] = wake
+
+    def leave(self, partition_id: int, who: Hashable) -> None:
+        """Wait no longer."""
+        waiting = self._waiting.get(partition_id, {})
+        if waiting.pop(who, None) is not None and not waiting:
+            del self._waiting[partition_id]
 
     async def wait(self, partition_id: int, wait_ms: int) -> None:
         """Wait until the partition is woken, `wait_ms` at most."""
-        future = self.begin(partition_id, wait_ms)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        finish = partial(_finish, future)
+        self.listen(partition_id, future, finish)
+        end = loop.call_at(at_a_tick(wait_ms / 1000, loop.time()), finish)
         try:
             await future
-        except asyncio.CancelledError:
-            self.leave(partition_id, future)
-            raise
-
-    def leave(self, partition_id: int, future: asyncio.Future[None]) -> None:
-        """Wait no longer."""
-        waiting = self._waiting.get(partition_id, {})
-        end = waiting.pop(future, None)
-        if end is not None:
+        finally:
             end.cancel()
-            if not waiting:
-                del self._waiting[partition_id]
-
-    def _end(self, partition_id: int, future: asyncio.Future[None]) -> None:
-        self.leave(partition_id, future)
-        _finish(future)
+            self.leave(partition_id, future)
 
     def wake(self, partition_id: int) -> None:
         """End the waits on this partition."""
         waiting = self._waiting.pop(partition_id, None)
         if waiting is not None:
-            for future, end in waiting.items():
-                end.cancel()
-                _finish(future)
+            for wake in waiting.values():
+                wake()
 
     def wake_all(self) -> None:
         """End all waits."""

@@ -57,8 +57,8 @@ class Group:
     """A consumer group's fence, lock and progress on a partition."""
 
     __slots__ = (
-        "_failing", "_saved_version", "_version", "acked", "attempts", "changing", "durable_cursor", "durable_fence", "durable_ranges",
-        "in_flight", "kept", "lock", "name", "parked", "removed_unread", "suspects",
+        "_failing", "_saved_version", "acked", "attempts", "changing", "durable_cursor", "durable_fence", "durable_ranges",
+        "in_flight", "kept", "lock", "name", "parked", "removed_unread", "suspects", "version",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -67,7 +67,7 @@ class Group:
         self.durable_fence = 0
         """The highest durable fence."""
         self.acked = AckedOffsets()
-        self._version = 0
+        self.version = 0
         """Rises whenever the progress changes."""
         self._saved_version = 0
         """The durable version."""
@@ -177,19 +177,15 @@ class Group:
 
     def changed(self) -> None:
         """Note that the progress has changed and has to be saved."""
-        self._version += 1
+        self.version += 1
 
     @property
     def unsaved(self) -> bool:
         """True if the progress has changed since its latest durable record."""
-        return self._version > self._saved_version
+        return self.version > self._saved_version
 
-    def begin_save(self) -> tuple[CursorBody, Callable[[], None]]:
-        """A record of the present progress, and a function to call when that record is durable."""
-        body = self.cursor_body()
-        return body, partial(self._saved, body, self._version)
-
-    def _saved(self, body: CursorBody, version: int) -> None:
+    def saved(self, body: CursorBody, version: int) -> None:
+        """Note that a record of the progress is durable, which was made of this `version`."""
         self.kept = True
         if version >= self._saved_version:
             self._saved_version = version
@@ -198,7 +194,8 @@ class Group:
     def cursor_body(self) -> CursorBody:
         """A record of the present progress."""
         acked = self.acked
-        attempts = [pair for pair in self.attempts.items() if pair[0] not in acked]
+        tries = self.attempts
+        attempts = [pair for pair in tries.items() if pair[0] not in acked] if tries else []
         return CursorBody(
             self.name,
             self.lock.fence,
@@ -206,7 +203,7 @@ class Group:
             acked.ranges,
             removed_unread=self.removed_unread,
             attempts=attempts,
-            begun=self.suspects.left(acked),
+            begun=self.suspects.left(acked) if self.suspects.begun else [],
         )
 
     def drained(self, end_offset: int) -> bool:
@@ -395,7 +392,7 @@ class HostedPartition:
             producers[producer_id] = after_append(before, header, base_offset=base_offset)
             self.clashed.discard(producer_id)
         self.next_offset = base_offset + header.count
-        self.appended_at_ms = max(appended_at_ms, undo_time)
+        self.appended_at_ms = max(undo_time, appended_at_ms)
         return base_offset, undo_time, producer_id, before, forgotten
 
     def undo_append(self, undo: AppendUndo) -> None:

@@ -121,6 +121,8 @@ def check_holder(lock: PullLock, *, token: int, session: str) -> None:
         FencedError: the fence is higher, another session has this token, or the lock was released.
         TokenUnknownError: the token is above the fence.
     """
+    if token == lock.fence and session == lock.session and not lock.released:
+        return
     if token > lock.fence:
         raise TokenUnknownError(
             "the token was never acquired here", token=token, current_token=lock.fence

@@ -28,6 +28,7 @@ class BrokerState:
 
     def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
         self.partitions = PartitionTable(now_ms)
+        self._warm = self.partitions.warm
         self.hosting: set[int] = set()
         """Partitions whose facts are not durable yet; answers do not name them."""
         self.orphans: dict[int, int] = {}
@@ -44,7 +45,7 @@ class BrokerState:
 
     def partition(self, partition_id: int) -> HostedPartition:
         """The partition of this id.  Raises PartitionUnknownError, CorruptLogError."""
-        partition = self.partitions.get(partition_id)
+        partition = self._warm.get(partition_id) or self.partitions.get(partition_id)
         if partition is None:
             self.check_no_orphan(partition_id)
             raise PartitionUnknownError(partition_id=partition_id)

@@ -28,7 +28,8 @@ class PartitionTable(Mapping[int, HostedPartition]):
     def __init__(self, now_ms: Callable[[], int] = lambda: 0, *, warm_max: int = WARM_MAX) -> None:
         self._now_ms = now_ms
         self._warm_max = warm_max
-        self._warm: OrderedDict[int, HostedPartition] = OrderedDict()
+        self.warm: OrderedDict[int, HostedPartition] = OrderedDict()
+        """Those that are objects, the oldest first; changed here alone."""
         self._cold: dict[int, bytes] = {}
         self._referenced: WeakValueDictionary[int, HostedPartition] = WeakValueDictionary()
         self.dirty: set[int] = set()
@@ -38,11 +39,11 @@ class PartitionTable(Mapping[int, HostedPartition]):
 
     def get(self, partition_id: int, default: object = None) -> HostedPartition | None:  # type: ignore[override]
         """The partition, or None."""
-        return self._warm.get(partition_id) or self._thaw(partition_id)
+        return self.warm.get(partition_id) or self._thaw(partition_id)
 
     def look(self, partition_id: int) -> HostedPartition | None:
         """The partition, or None; as `get`, but for reading only: a cold partition stays cold."""
-        warm = self._warm.get(partition_id) or self._referenced.get(partition_id)
+        warm = self.warm.get(partition_id) or self._referenced.get(partition_id)
         if warm is not None:
             return warm
         image = self._cold.get(partition_id)
@@ -55,17 +56,17 @@ class PartitionTable(Mapping[int, HostedPartition]):
         return partition
 
     def __contains__(self, partition_id: object) -> bool:
-        return partition_id in self._warm or partition_id in self._cold
+        return partition_id in self.warm or partition_id in self._cold
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.ids())
 
     def ids(self) -> list[int]:
         """The ids of all partitions, in no order."""
-        return [*self._warm, *self._cold]
+        return [*self.warm, *self._cold]
 
     def __len__(self) -> int:
-        return len(self._warm) + len(self._cold)
+        return len(self.warm) + len(self._cold)
 
     def _thaw(self, partition_id: int) -> HostedPartition | None:
         image = self._cold.get(partition_id)
@@ -75,42 +76,42 @@ class PartitionTable(Mapping[int, HostedPartition]):
         if partition is None:
             partition = partition_of(partition_id, image)
         del self._cold[partition_id]
-        self._warm[partition_id] = partition
+        self.warm[partition_id] = partition
         self._cool()
         return partition
 
     def _cool(self) -> None:
         """If there are too many objects, turn up to COOL_AT_ONCE of the oldest into images."""
-        for _ in range(min(COOL_AT_ONCE, len(self._warm) - self._warm_max)):
-            partition_id, oldest = self._warm.popitem(last=False)
+        for _ in range(min(COOL_AT_ONCE, len(self.warm) - self._warm_max)):
+            partition_id, oldest = self.warm.popitem(last=False)
             if oldest.quiet(self._now_ms()):
                 self._cold[partition_id] = image_of(oldest)
                 self._referenced[partition_id] = oldest
             else:
-                self._warm[partition_id] = oldest
+                self.warm[partition_id] = oldest
 
     def add(self, partition: HostedPartition) -> None:
         """Add a new partition."""
         assert partition.partition_id not in self
-        self._warm[partition.partition_id] = partition
+        self.warm[partition.partition_id] = partition
         self.dirty.add(partition.partition_id)
         self.version += 1
         self._cool()
 
     def load(self, partition_id: int, image: bytes) -> None:
         """Set the image of a partition from a snapshot; an earlier state of it is dropped."""
-        self._warm.pop(partition_id, None)
+        self.warm.pop(partition_id, None)
         self._cold[partition_id] = image
         self.version += 1
 
     def remove(self, partition_id: int) -> None:
         """Remove a partition."""
-        self._warm.pop(partition_id, None)
+        self.warm.pop(partition_id, None)
         self._cold.pop(partition_id, None)
         self._referenced.pop(partition_id, None)
         self.version += 1
 
     def image(self, partition_id: int) -> bytes | None:
         """The image of the partition's present state, durable or not; None if the partition is not hosted."""
-        warm = self._warm.get(partition_id)
+        warm = self.warm.get(partition_id)
         return self._cold.get(partition_id) if warm is None else image_of(warm)

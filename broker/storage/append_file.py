@@ -49,7 +49,7 @@ class RealAppendFile:
                 except OSError as error:
                     raise disk_error("write", self._path, error) from error
                 self.size += written
-                left = _rest(left, written)
+                left = [] if written == sum(map(len, left)) else _rest(left, written)
 
     @property
     def reserved(self) -> int:
@@ -76,21 +76,17 @@ class RealAppendFile:
 
     def begin_sync(self, syncs: KernelSyncs, done: Callable[[Exception | None], None]) -> None:
         """See `AppendFile.begin_sync`."""
-
-        def ended(number: int) -> None:
-            text = f"fdatasync {self._path}: {os.strerror(number)}"
-            if not number:
-                done(None)
-            elif number in NOT_TAKEN:
-                done(SyncNotTakenError(text))
-            else:
-                done(FlushFailedError(text, operation="fdatasync", path=self._path))
-
         try:
-            syncs.begin(self._descriptor, ended)
+            syncs.begin(self._descriptor, done, self._sync_error)
         except OSError as error:
             text = f"fdatasync {self._path}: {error.strerror}"
             raise SyncNotTakenError(text) from error
+
+    def _sync_error(self, number: int) -> Exception:
+        text = f"fdatasync {self._path}: {os.strerror(number)}"
+        if number in NOT_TAKEN:
+            return SyncNotTakenError(text)
+        return FlushFailedError(text, operation="fdatasync", path=self._path)
 
     def truncate(self, size: int) -> None:
         """See `AppendFile.truncate`."""

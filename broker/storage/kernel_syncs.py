@@ -7,11 +7,13 @@ Source: io_submit(2), IOCB_CMD_FDSYNC, since Linux 4.18 for every file system; a
 
 from __future__ import annotations
 
-import contextlib
 import errno
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+Done = Callable[[Exception | None], None]
+ErrorOf = Callable[[int], Exception]
 AT_ONCE = 8
 NOT_TAKEN = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EAGAIN})
 """The kernel has not begun the sync, so another way may be tried: no failed sync is repeated."""
@@ -33,31 +35,28 @@ class KernelSyncs:
             self._context = linux_aio.Context(AT_ONCE)
         except (ImportError, SystemError, RuntimeError, MemoryError) as error:
             raise OSError(errno.ENOSYS, f"no syncs by the kernel: {error}") from error
-        self._under_way: dict[int, Any] = {}
+        self._under_way: dict[int, tuple[Any, Done, ErrorOf]] = {}
         self._number = 0
+        self._results: dict[int, int] = {}
+        """Of syncs that have ended, by number."""
 
     @property
     def descriptor(self) -> int:
         """Readable once a sync has ended."""
         return self._context.fileno
 
-    def begin(self, descriptor: int, done: Callable[[int], None]) -> None:
+    def begin(self, descriptor: int, done: Done, error_of: ErrorOf) -> None:
         """
-        Begin an fdatasync; `collect` calls `done` with 0 or the errno.
+        Begin an fdatasync; `collect` calls `done` with None, or with the error of the errno.
 
         Raises:
             OSError: it was not begun.
         """
         self._number += 1
         number = self._number
-
-        def ended(result: int) -> None:
-            self._under_way.pop(number, None)
-            done(0 if result < 1 << 63 else (1 << 64) - result)
-
         operation = self._operation.fdsync(descriptor)
-        operation.set_callback(ended)
-        self._under_way[number] = operation
+        operation.set_callback(partial(self._results.__setitem__, number))
+        self._under_way[number] = operation, done, error_of
         try:
             taken = self._context.submit(operation)
         except (OSError, SystemError, ValueError, OverflowError, RuntimeError) as error:
@@ -69,7 +68,14 @@ class KernelSyncs:
 
     def collect(self) -> None:
         """Call `done` of every sync that has ended."""
-        with contextlib.suppress(BlockingIOError):
+        try:
             self._context.poll()
+        except BlockingIOError:
+            pass
         # An event is there before its descriptor is readable, so none is missed by one look.
         self._context.process_events(AT_ONCE)
+        while self._results:  # not in the library's callback: `done` may begin the next sync
+            number, result = self._results.popitem()
+            _, done, error_of = self._under_way.pop(number)
+            error = 0 if result < 1 << 63 else (1 << 64) - result
+            done(error_of(error) if error else None)

@@ -42,6 +42,8 @@ class AdmissionQueue:
         self._fits = fits
         self._waiting: OrderedDict[asyncio.Future[None], int] = OrderedDict()
         """Waiting append → its bytes, in the order of arrival."""
+        self.empty = True
+        """True if no append waits or is being decided: one that fits is admitted at once."""
         self.promised_bytes = 0
         """Bytes of appends that are admitted and not decided yet."""
 
@@ -49,10 +51,6 @@ class AdmissionQueue:
     def waiting(self) -> int:
         """The number of waiting appends."""
         return len(self._waiting)
-
-    def passes(self, length: int) -> bool:
-        """True if an append of `length` bytes is admitted at once: it fits, and no append waits or is being decided."""
-        return not self._waiting and not self.promised_bytes and self._fits(length)
 
     @asynccontextmanager
     async def turn(self, length: int) -> AsyncIterator[None]:
@@ -68,6 +66,7 @@ class AdmissionQueue:
             raise OverloadedError("too many appends wait for the disk", limit=self._waiting_max)
         ours: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[ours] = length
+        self.empty = False
         try:
             async with asyncio.timeout(WAIT_MS / 1000):
                 await ours
@@ -88,6 +87,7 @@ class AdmissionQueue:
     def _leave(self, ours: asyncio.Future[None], length: int) -> None:
         if self._waiting.pop(ours, None) is None:
             self.promised_bytes -= length
+        self.empty = not self._waiting and not self.promised_bytes
 
     def admit(self, *, all_of_them: bool = False) -> None:
         """Admit waiting appends that fit; with `all_of_them` every append, each of which is then refused."""

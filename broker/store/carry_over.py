@@ -163,7 +163,7 @@ class CarryOver:
 
 
 async def _durable(entries: list[Entry]) -> None:
-    await asyncio.gather(*(entry.future for entry in entries))
+    await asyncio.gather(*(entry.future for entry in entries if entry.future is not None))
 
 
 def _state_record(partition: HostedPartition, image: bytes) -> bytes:

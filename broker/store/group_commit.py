@@ -4,8 +4,8 @@
                              ├▶ take ▶ write, fdatasync, index ─┤
     mark ▶ late records ─────┘                                  └▶ failed: see below
 
-A commit is written by a thread, or, if it is small, into memory here and synced by the kernel (`quick_sync`).  While it
-is written, records for the next one gather.  "Late" records (cursors) are made when a commit is taken: one per key, with
+A commit is written by a thread, or, if it is small, into memory here and synced by the kernel (`quick_sync`), whose
+callback ends it without a task.  While it is written, records for the next one gather.  "Late" records (cursors) are made when a commit is taken: one per key, with
 everything that was decided until then.  A commit that is full leaves only messages for the next one, because a late
 record must not come before a record that was decided earlier.
 
@@ -26,6 +26,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 from ...protocol.clock import Clock
@@ -50,6 +51,8 @@ RETRY_FULL_MS = 1_000
 OWN_QUEUED_BYTES_MAX = 1 << 20
 """Room in the queue for records that are not messages, so that fast producers never keep out fences and seals."""
 _NOTHING = bytearray()
+_Work = Callable[[WritePlan, list[tuple[int, Unit]]], bool]
+"""Writes a commit or a part of it, and its units for the index; False if only the index is full."""
 
 
 class RunBlocking(Protocol):
@@ -64,8 +67,8 @@ class Entry:
     """A record that is to be written.  `count` is 0 if it has no messages.  A marker has no bytes, only a future."""
 
     __slots__ = (
-        "appended_at_ms", "base_offset", "count", "future", "partition_id", "position", "record", "on_durable", "stamped",
-        "undo",
+        "appended_at_ms", "base_offset", "count", "future", "partition_id", "position", "record", "on_durable", "size_bytes",
+        "stamped", "undo",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +83,7 @@ class Entry:
         undo: Callable[[], object] | None = None,
     ) -> None:
         self.record = record
+        self.size_bytes = len(record)
         self.partition_id = partition_id
         self.base_offset = base_offset
         self.count = count
@@ -92,7 +96,25 @@ class Entry:
         """Called when the record is durable, before `future` is resolved."""
         self.undo = undo
         """Called to undo the decision if the record cannot be made durable."""
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.future: asyncio.Future[None] | None = None
+        """Made by `submit`."""
+
+
+class _Commit:
+    """Records that become durable together."""
+
+    __slots__ = ("began_ns", "entries", "full", "plan", "units", "waiting")
+
+    def __init__(self, plan: WritePlan) -> None:
+        self.plan = plan
+        self.entries: list[Entry] = []
+        self.units: list[tuple[int, Unit]] = []
+        """Of its messages, for the index."""
+        self.waiting: list[asyncio.Future[None]] = []
+        """Who waits for its late records."""
+        self.began_ns = 0
+        self.full: DiskFullError | None = None
+        """The disk had no room for it; what was written has to be undone."""
 
 
 class _Late:
@@ -128,6 +150,7 @@ class GroupCommit:
         self._queues = queues
         self._run_blocking = run_blocking
         self._clock = clock
+        self._boot_ns = clock.boot_ns
         self._queued_bytes_max = queued_bytes_max
         self._commit_bytes_max = commit_bytes_max
         self._queue: deque[Entry] = deque()
@@ -137,7 +160,14 @@ class GroupCommit:
         self._own = 0
         """Number of records in the queue that are not messages."""
         self._late: dict[Hashable, _Late] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """That of the store, once something was submitted."""
+        self._running = False
+        """A commit is under way, or about to be."""
+        self._idle: asyncio.Future[None] | None = None
+        """`close` waits for it."""
         self._task: asyncio.Task[None] | None = None
+        """Of the commit that is under way, if it needs one."""
         self._failure: KeylaneError | None = None
         self._free_bytes = free_bytes
         self._full_until_ms = 0
@@ -188,7 +218,9 @@ class GroupCommit:
 
     def takes_now(self, length: int) -> bool:
         """True if messages of `length` bytes need not wait for room; then decide on them, with `in_turn=True`."""
-        return self._admission.passes(length) or bool(self.reason)  # `check_room` raises it
+        taken = self.queued_bytes
+        fits = taken + length <= self._queued_bytes_max or not taken
+        return (fits and self._admission.empty) or bool(self.reason)  # `check_room` raises it
 
     def turn(self, length: int) -> AbstractAsyncContextManager[None]:
         """Wait for room for messages of `length` bytes; the block decides on them, with `in_turn=True`."""
@@ -221,117 +253,180 @@ class GroupCommit:
 
     def submit(self, entry: Entry) -> asyncio.Future[None]:
         """Queue a record, after `check_room`; the future is resolved when the record is durable."""
+        loop = self._loop or self._find_loop()
+        future = entry.future = loop.create_future()
+        size = entry.size_bytes
         self._queue.append(entry)
-        self.queued_bytes += len(entry.record)
-        self._own += _is_own(entry)
-        if self._task is None:
-            self._start()
-        return entry.future
+        self.queued_bytes += size
+        if size and not entry.count:
+            self._own += 1
+        if not self._running:
+            self._running = True
+            loop.call_soon(self._go_on)
+        return future
 
     def submit_late(self, key: Hashable, make: Callable[[], Entry]) -> asyncio.Future[None]:
         """Have the next commit call `make` and write its record, if it has bytes; calls with the same key share a record."""
         late = self._late.get(key)
         if late is None:
             late = self._late[key] = _Late(make)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = self._loop or self._find_loop()
+        future: asyncio.Future[None] = loop.create_future()
         late.futures.append(future)
-        if self._task is None:
-            self._start()
+        if not self._running:
+            self._running = True
+            loop.call_soon(self._go_on)
         return future
+
+    def _find_loop(self) -> asyncio.AbstractEventLoop:
+        # Kept, because Python 3.11 asks the kernel for the process's id each time.
+        self._loop = asyncio.get_running_loop()
+        return self._loop
 
     def flushed(self) -> asyncio.Future[None]:
         """A future that is resolved when all submitted records are durable, or fails as they do."""
-        entry = Entry(b"")
-        if self._task is None:
-            entry.future.set_result(None)
-            return entry.future
-        return self.submit(entry)
+        if self._running:
+            return self.submit(Entry(b""))
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future.set_result(None)
+        return future
 
-    def _start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._drain(), name="group commit")
-
-    async def _drain(self) -> None:
+    def _go_on(self) -> None:
+        """Begin the next commit; without one, stop."""
         try:
             while self._queue or self._late:
-                plan = self._log.plan()
-                entries: list[Entry] = []
-                fits = True
+                commit = _Commit(self._log.plan())
                 try:
-                    units = self._take(plan, entries)
-                    if plan.end > plan.start:
-                        fits = await self._make_durable(plan, units)
-                except StorageError as error:
-                    self._fail(error, entries, plan)
-                except Exception as error:
-                    log.exception("the commit failed")
-                    self._fail(FlushFailedError(f"a bug in the broker: {error!r}"), entries, plan)
+                    self._take(commit)
+                    if commit.plan.end > commit.plan.start:
+                        self._begin(commit)
+                        return
+                except Exception as error:  # noqa: BLE001 - every one fails the commit
+                    self._fail(error, commit)
                 else:
-                    if not fits:
-                        self._full(plan)
-                    elif plan.end > plan.start:
-                        self._full_until_ms = 0
-                    self._note_durable(entries)
-        finally:
-            self._task = None
+                    self._note_durable(commit)
+        except BaseException:
+            self._stop()  # what is submitted next begins anew
+            raise
+        self._stop()
 
-    def _take(self, plan: WritePlan, entries: list[Entry]) -> list[tuple[int, Unit]]:
-        """Move entries from the queue into a commit; returns the units of messages, for the index."""
-        units = []
-        queue = self._queue
+    def _stop(self) -> None:
+        self._running = False
+        if self._idle is not None:
+            self._idle.set_result(None)
+            self._idle = None
+
+    def _take(self, commit: _Commit) -> None:
+        """Move entries from the queue into a commit."""
+        plan, entries, queue = commit.plan, commit.entries, self._queue
         left = self._commit_bytes_max
         while queue and (left > 0 or self._own or not queue[0].record):
             entry = queue.popleft()
             entries.append(entry)
-            self._own -= _is_own(entry)
-            length = len(entry.record)
-            if length:
-                left -= length
-                entry.position, entry.stamped = plan.add(
-                    entry.record,
-                    base_offset=entry.base_offset,
-                    appended_at_ms=entry.appended_at_ms,
+            length = entry.size_bytes
+            if not length:
+                continue
+            left -= length
+            entry.position, entry.stamped = plan.add(
+                entry.record, base_offset=entry.base_offset, appended_at_ms=entry.appended_at_ms
+            )
+            if entry.count:
+                unit = Unit(
+                    entry.base_offset, entry.count, entry.position, length, entry.appended_at_ms
                 )
-                if entry.count:
-                    unit = Unit(
-                        entry.base_offset, entry.count, entry.position, length, entry.appended_at_ms
-                    )
-                    units.append((entry.partition_id, unit))
-        for key, late in list(self._late.items()):
+                commit.units.append((entry.partition_id, unit))
+            else:
+                self._own -= 1
+        while self._late:
+            key = next(iter(self._late))
+            late = self._late[key]
             entry = late.make()
             del self._late[key]
             if entry.record:
                 entry.position, entry.stamped = plan.add(
                     entry.record, base_offset=entry.base_offset, appended_at_ms=entry.appended_at_ms
                 )
-            self.queued_bytes += len(entry.record)
+                self.queued_bytes += entry.size_bytes
             entries.append(entry)
-            entries += [_waiting(future) for future in late.futures]
-        return units
+            commit.waiting += late.futures
 
-    async def _make_durable(self, plan: WritePlan, units: list[tuple[int, Unit]]) -> bool:
-        """As `_write`, without a thread if the commit is small and nothing else is being written."""
-        quick = self._quick
+    def _begin(self, commit: _Commit) -> None:
+        """Begin to make a commit durable: as `_write`, without a thread if it is small and nothing else is being written."""
+        quick, plan = self._quick, commit.plan
         small = plan.end - plan.start <= SMALL_BYTES_MAX and self._queues.dispatches_in_memory
-        if quick is None or not (small and quick.is_ready()):
-            return bool(await self._run_blocking(self._write, plan, units))
-        began_ns = self._clock.boot_ns()
+        if quick is not None and small and quick.is_ready():
+            commit.began_ns = self._boot_ns()
+            try:
+                file = quick.write(self._log.begin_write, plan)
+            except DiskFullError as error:
+                commit.full = error
+                self._run(self._undo, commit)
+                return
+            if file is not None:
+                quick.sync(file, partial(self._synced, commit))
+                return
+        self._run(self._write, commit)
+
+    def _synced(self, commit: _Commit, error: Exception | None) -> None:
+        """End a commit that was synced without a thread."""
+        quick = self._quick
+        assert quick is not None
         try:
-            file = quick.write(self._log.begin_write, plan)
-        except DiskFullError:
-            await self._run_blocking(self._log.undo, plan)
-            raise
-        if file is None:
-            return bool(await self._run_blocking(self._write, plan, units))
+            if error is not None:
+                raise error
+            self._durations.observe(self._boot_ns() - commit.began_ns)
+            if not (quick.is_ready() and self._queues.dispatches_in_memory):
+                self._run(self._end_write, commit)
+                return
+            fits = quick.write(self._end_write, commit.plan, commit.units)
+        except Exception as failure:  # noqa: BLE001 - every one fails the commit
+            self._end(commit, failure)
+        else:
+            self._end(commit, None, fits=fits)
+        self._go_on()
+
+    def _run(self, function: _Work, commit: _Commit) -> None:
+        """Have a thread write a commit, or its rest."""
+        self._task = asyncio.get_running_loop().create_task(
+            self._await(function, commit), name="group commit"
+        )
+
+    async def _await(self, function: _Work, commit: _Commit) -> None:
         try:
-            await quick.sync(file)
+            fits = await self._run_blocking(function, commit.plan, commit.units)
+            if commit.full is not None:
+                raise commit.full
         except asyncio.CancelledError:
-            # The file has bytes that are never noted as durable, so nothing may be written behind them.
+            # The file may have bytes that are never noted as durable, so nothing may be written behind them.
             self._failure = FlushFailedError("a commit was cancelled")
+            self._stop()
             raise
-        self._durations.observe(self._clock.boot_ns() - began_ns)
-        if quick.is_ready() and self._queues.dispatches_in_memory:
-            return quick.write(self._end_write, plan, units)
-        return bool(await self._run_blocking(self._end_write, plan, units))
+        except Exception as failure:  # noqa: BLE001 - every one fails the commit
+            self._end(commit, failure)
+        else:
+            self._end(commit, None, fits=bool(fits))
+        finally:
+            self._task = None
+        self._go_on()
+
+    def _end(self, commit: _Commit, failure: Exception | None, *, fits: bool = True) -> None:
+        """Tell who waits for a commit how it ended; `fits` is False if the index is full."""
+        try:
+            if failure is not None:
+                self._fail(failure, commit)
+                return
+            if fits:
+                self._full_until_ms = 0
+            else:
+                self._full(commit.plan)
+            self._note_durable(commit)
+        except BaseException:
+            self._stop()
+            raise
+
+    def _undo(self, plan: WritePlan, _units: object) -> bool:
+        self._log.undo(plan)
+        return False
 
     def _end_write(self, plan: WritePlan, units: list[tuple[int, Unit]]) -> bool:
         self._log.end_write(plan)
@@ -354,15 +449,20 @@ class GroupCommit:
             raise FlushFailedError(error.message, **error.details) from error
         return True
 
-    def _note_durable(self, entries: list[Entry]) -> None:
+    def _note_durable(self, commit: _Commit) -> None:
         self.commits += 1
-        for entry in entries:
-            self.queued_bytes -= len(entry.record)
+        for entry in commit.entries:
+            self.queued_bytes -= entry.size_bytes
             if entry.on_durable is not None:
                 entry.on_durable(entry)
-            if not entry.future.done():
-                entry.future.set_result(None)
-        self._admission.admit()
+            future = entry.future
+            if future is not None and not future.done():
+                future.set_result(None)
+        for future in commit.waiting:
+            if not future.done():
+                future.set_result(None)
+        if not self._admission.empty:
+            self._admission.admit()
         self.on_commit()
 
     def _full(self, plan: WritePlan) -> None:
@@ -370,46 +470,43 @@ class GroupCommit:
         self._full_bytes = plan.end - plan.start
         self._full_until_ms = self._clock.boot_ms() + RETRY_FULL_MS
 
-    def _fail(self, error: StorageError, entries: list[Entry], plan: WritePlan) -> None:
+    def _fail(self, failure: Exception, commit: _Commit) -> None:
+        """Undo a commit, and all that waits behind it."""
+        if isinstance(failure, StorageError):
+            error = failure
+        else:
+            log.error("the commit failed", exc_info=failure)
+            error = FlushFailedError(f"a bug in the broker: {failure!r}")
         self.failures += 1
         if isinstance(error, DiskFullError):
-            self._full(plan)
+            self._full(commit.plan)
         else:
             log.critical("no writes until the broker is restarted: %s", error)
             self._failure = error
-        waiting = list(self._queue)
+        queued = list(self._queue)
         self._queue.clear()
         self._own = 0
-        for late in self._late.values():
-            waiting += [_waiting(future) for future in late.futures]
+        late = [future for each in self._late.values() for future in each.futures]
         self._late.clear()
-        for entry in reversed(entries + waiting):
+        for entry in reversed(commit.entries + queued):
             if entry.undo is not None:
                 entry.undo()
         self.queued_bytes = 0
-        for entry in entries:
-            _refuse(entry, type(error)(error.message, **error.details))
-        for entry in waiting:
-            _refuse(entry, BrokerReadOnlyError(f"the broker takes no writes: {error.message}"))
+        for future in (*(entry.future for entry in commit.entries), *commit.waiting):
+            _refuse(future, type(error)(error.message, **error.details))
+        for future in (*(entry.future for entry in queued), *late):
+            _refuse(future, BrokerReadOnlyError(f"the broker takes no writes: {error.message}"))
         self._admission.admit(all_of_them=True)
 
     async def close(self) -> None:
         """Wait until every submitted record is durable or has failed."""
-        while self._task is not None:
-            await asyncio.wait([self._task])
+        while self._running:
+            if self._idle is None:
+                self._idle = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._idle])
 
 
-def _is_own(entry: Entry) -> bool:
-    return not entry.count and len(entry.record) > 0
-
-
-def _waiting(future: asyncio.Future[None]) -> Entry:
-    entry = Entry(b"")
-    entry.future = future
-    return entry
-
-
-def _refuse(entry: Entry, error: KeylaneError) -> None:
-    if not entry.future.done():
-        entry.future.set_exception(error)
-        entry.future.exception()  # marks it as retrieved: its caller may have been cancelled
+def _refuse(future: asyncio.Future[None] | None, error: KeylaneError) -> None:
+    if future is not None and not future.done():
+        future.set_exception(error)
+        future.exception()  # marks it as retrieved: its caller may have been cancelled

@@ -37,8 +37,8 @@ class QuickSync(Protocol):
         """The value of a function that writes to memory only, or its exception."""
         ...
 
-    async def sync(self, file: AppendFile) -> None:
-        """Make all writes to a file durable.  Raises FlushFailedError as `AppendFile.fdatasync`."""
+    def sync(self, file: AppendFile, done: Callable[[Exception | None], None]) -> None:
+        """Make all writes to a file durable, then call `done` with None, or a FlushFailedError as of `AppendFile.fdatasync`."""
         ...
 
 
@@ -53,8 +53,8 @@ class KernelQuickSync:
     def __init__(self, syncs: KernelSyncs, thread: WorkerThread, clock: Clock) -> None:
         self._syncs: KernelSyncs | None = syncs
         self._thread = thread
-        self._boot_ms = clock.boot_ms
-        self._ready_at_ms = 0
+        self._boot_ns = clock.boot_ns
+        self._ready_at_ns = 0
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(syncs.descriptor, syncs.collect)
 
@@ -62,40 +62,50 @@ class KernelQuickSync:
         """See `QuickSync`."""
         return (
             self._syncs is not None
-            and not self._thread.busy
-            and (not self._ready_at_ms or self._boot_ms() >= self._ready_at_ms)
+            and not self._thread.under_way
+            and (not self._ready_at_ns or self._boot_ns() >= self._ready_at_ns)
         )
 
     def write(self, function: Callable[..., T], /, *args: Any) -> T:
         """See `QuickSync`."""
-        began_ms = self._boot_ms()
+        began_ns = self._boot_ns()
         try:
             return function(*args)
         finally:
-            took_ms = self._boot_ms() - began_ms
-            self._ready_at_ms = began_ms + took_ms + PAUSE_MS if took_ms >= SLOW_WRITE_MS else 0
+            ended_ns = self._boot_ns()
+            slow = ended_ns - began_ns >= SLOW_WRITE_MS * 1_000_000
+            self._ready_at_ns = ended_ns + PAUSE_MS * 1_000_000 if slow else 0
 
-    async def sync(self, file: AppendFile) -> None:
+    def sync(self, file: AppendFile, done: Callable[[Exception | None], None]) -> None:
         """See `QuickSync`."""
-        ended: asyncio.Future[None] = self._loop.create_future()
 
-        def done(error: Exception | None) -> None:
-            if ended.done():
-                return
-            if error is None:
-                ended.set_result(None)
+        def ended(error: Exception | None) -> None:
+            if isinstance(error, SyncNotTakenError):
+                self._leave_to_thread(file, done, error)
             else:
-                ended.set_exception(error)
+                done(error)
 
+        if self._syncs is None:
+            ended(SyncNotTakenError("the queue of the kernel is closed"))
+            return
         try:
-            if self._syncs is None:
-                raise SyncNotTakenError("the queue of the kernel is closed")
-            file.begin_sync(self._syncs, done)
-            await ended
+            file.begin_sync(self._syncs, ended)
         except SyncNotTakenError as error:
-            log.info("commits are synced by a thread: %s", error)
-            self.close()
-            await self._thread(file.fdatasync)
+            ended(error)
+
+    def _leave_to_thread(
+        self, file: AppendFile, done: Callable[[Exception | None], None], error: Exception
+    ) -> None:
+        """Sync by the thread, from now on: the kernel has begun no sync."""
+        log.info("commits are synced by a thread: %s", error)
+        self.close()
+
+        def synced(sync: asyncio.Future[Any]) -> None:
+            failure = sync.exception()
+            assert failure is None or isinstance(failure, Exception)
+            done(failure)
+
+        self._thread(file.fdatasync).add_done_callback(synced)
 
     def close(self) -> None:
         """Be ready no more."""

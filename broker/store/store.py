@@ -26,7 +26,7 @@ from ...protocol.record import HEADER_BYTES
 from ..partition.appends import Duplicate
 from ..partition.facts import check_facts
 from ..partition.partition import Group, HostedPartition, stored_facts
-from ..partition.records import FenceBody, encode_body
+from ..partition.records import CursorBody, FenceBody, encode_body
 from ..partition.state import BrokerState
 from ..settings import BrokerSettings
 from ..storage.append_file import Buffer
@@ -196,7 +196,7 @@ class Store:
             )
         partition = self.state.partition(partition_id)
         self.commit.check_room(header.length, in_turn=in_turn)
-        self.state.touch(partition)
+        self.state.partitions.dirty.add(partition_id)
         duplicate = partition.decide_append(header)
         if isinstance(duplicate, Duplicate):
             return self.commit.flushed(), duplicate.base_offset, True
@@ -331,27 +331,54 @@ class Store:
 
     def save_progress(self, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
         """Make a group's progress durable with the next commit."""
-        self.state.touch(partition)
+        partition_id = partition.partition_id
+        self.state.partitions.dirty.add(partition_id)
+        return self.commit.submit_late(
+            (partition_id, group.name), partial(self._late_progress, partition, group)
+        )
 
-        def saved() -> None:
-            if group.lock.shared and partition.ended and group.drained(partition.next_offset):
-                # Pulls of other sessions are answered with the end.
-                self._wake(partition.partition_id)
+    def _late_progress(self, partition: HostedPartition, group: Group) -> Entry:
+        known = self.state.partitions.get(partition.partition_id) is partition
+        if not known or partition.groups.get(group.name) is not group:
+            return Entry(b"")  # dropped or forgotten since
+        return self._progress(partition, group)
 
-        def make() -> Entry:
-            known = self.state.partitions.get(partition.partition_id) is partition
-            if not known or partition.groups.get(group.name) is not group:
-                return Entry(b"")  # dropped or forgotten since
-            return _cursor_entry(partition, group, then=saved)
+    def _progress(
+        self,
+        partition: HostedPartition,
+        group: Group,
+        *,
+        undo: Callable[[], object] | None = None,
+    ) -> Entry:
+        """A record of a group's present progress."""
+        body = group.cursor_body()
+        return Entry(
+            encode_body(partition.partition_id, body),
+            partition_id=partition.partition_id,
+            base_offset=body.cursor,
+            on_durable=partial(self._progressed, partition, group, body, group.version),
+            undo=undo,
+        )
 
-        return self.commit.submit_late((partition.partition_id, group.name), make)
+    def _progressed(
+        self,
+        partition: HostedPartition,
+        group: Group,
+        body: CursorBody,
+        version: int,
+        _entry: Entry,
+    ) -> None:
+        group.saved(body, version)
+        if partition.ended and group.lock.shared and group.drained(partition.next_offset):
+            # Pulls of other sessions are answered with the end.
+            self._wake(partition.partition_id)
 
     def save_now(
         self, partition: HostedPartition, group: Group, *, undo: Callable[[], object]
     ) -> asyncio.Future[None]:
         """Write a group's present progress; `undo` is called if the write fails."""
         self.state.touch(partition)
-        return self.commit.submit(_cursor_entry(partition, group, undo=undo))
+        return self.commit.submit(self._progress(partition, group, undo=undo))
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────
     async def read(
@@ -454,26 +481,3 @@ class Store:
     def _close(self) -> None:
         self.queues.close()
         self.log.close()
-
-
-def _cursor_entry(
-    partition: HostedPartition,
-    group: Group,
-    *,
-    then: Callable[[], object] = lambda: None,
-    undo: Callable[[], object] | None = None,
-) -> Entry:
-    """A record of a group's present progress; `then` is called when it is durable."""
-    body, saved = group.begin_save()
-
-    def on_durable(_entry: Entry) -> None:
-        saved()
-        then()
-
-    return Entry(
-        encode_body(partition.partition_id, body),
-        partition_id=partition.partition_id,
-        base_offset=body.cursor,
-        on_durable=on_durable,
-        undo=undo,
-    )

@@ -40,14 +40,18 @@ class PlaneConnection:
         self.transport = socket.transport
         self.share = room.share()
         self.pulls = 0
-        self._not_begun = 0
+        self.not_begun = 0
+        """Tasks that answer frames and have not begun: until they have, no later frame is answered without a task."""
         self.others = 0
         """Calls under way that are no pulls."""
-        self._freed: asyncio.Future[None] | None = None
+        self.freed: asyncio.Future[None] | None = None
+        """While `wait_for_slot` waits for the end of one of them."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.waits: set[asyncio.Future[None]] = set()
         """What calls without a task wait for, which ends with the connection."""
         self._turn = asyncio.Lock()
+        self._sending = 0
+        """Answers that wait for their turn, or for the socket: those behind them wait too."""
         self._taken: int | None = None
         self._taken_at = 0.0
         self._refused = self.ended = False
@@ -66,60 +70,65 @@ class PlaneConnection:
             task.add_done_callback(lambda _task: ended())
 
     def start_answer(self, body: Coroutine[Any, Any, None]) -> None:
-        """Run a task that answers a frame; until it has begun, no later frame is `prompt`."""
-        self._not_begun += 1
+        """Run a task that answers a frame; see `not_begun`."""
+        self.not_begun += 1
         self.start(self._begin(body))
 
     async def _begin(self, body: Coroutine[Any, Any, None]) -> None:
-        self._not_begun -= 1
+        self.not_begun -= 1
         await body
-
-    @property
-    def prompt(self) -> bool:
-        """True if the next frame may be answered without a task: none before it waits, and the client reads."""
-        return self.greeted and not self._not_begun and self.socket.writable
 
     @property
     def takes_now(self) -> bool:
         """True if the client has taken nearly all that was sent, and nothing waits before the next answer."""
-        return self.socket.writable and not (
-            self.ended or self._refused or self.socket.closed or self._turn.locked()
+        socket = self.socket
+        return socket.writable and not (
+            self._sending or socket.closed or self.ended or self._refused
         )
 
     async def wait_for_slot(self) -> None:
         """Wait until fewer than IN_FLIGHT_PER_CONNECTION_MAX calls are under way that are no pulls."""
         while self.others >= IN_FLIGHT_PER_CONNECTION_MAX:
-            self._freed = asyncio.get_running_loop().create_future()
-            await self._freed
+            self.freed = asyncio.get_running_loop().create_future()
+            try:
+                await self.freed
+            finally:
+                self.freed = None
 
     def free_slot(self) -> None:
         """Count a call as ended that is no pull."""
         self.others -= 1
-        if self._freed is not None and not self._freed.done():
-            self._freed.set_result(None)
+        if self.freed is not None and not self.freed.done():
+            self.freed.set_result(None)
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────
     async def send(self, parts: Parts) -> None:
         """Write one frame, and wait until the socket has taken nearly all of it."""
-        async with self._turn:
-            if not self.socket.closed and not self._refused:
-                await self.socket.send(parts)
+        self._sending += 1
+        try:
+            async with self._turn:
+                if not self.socket.closed and not self._refused:
+                    await self.socket.send(parts)
+        finally:
+            self._sending -= 1
 
-    def post(self, parts: Parts, taken: Callable[[], object]) -> None:
-        """As `send`, without a wait; `taken` is called when the socket has taken nearly all of it, or is closed."""
-        if self._turn.locked() or not self.socket.writable:
+    def post(self, parts: Parts, taken: Callable[[], object]) -> bool:
+        """
+        As `send`, without a wait.
+
+        Returns:
+            True: the socket has taken nearly all of it, or is closed.  False: `taken` will be called then.
+        """
+        socket = self.socket
+        if self._sending or not socket.writable:
             self.start(self._send_later(parts), taken)
-        elif self.socket.closed or self._refused:
-            taken()
-        else:
-            self.socket.write(parts)
-            self._when_taken(taken)
-
-    def _when_taken(self, taken: Callable[[], object]) -> None:
-        if self.socket.writable:
-            taken()
-        else:
-            self.start(self._send_later(None), taken)
+            return False
+        if not (socket.closed or self._refused):
+            socket.write(parts)
+            if not self.socket.writable:  # the write may have changed it
+                self.start(self._send_later(None), taken)
+                return False
+        return True
 
     async def _send_later(self, parts: Parts | None) -> None:
         try:
@@ -223,14 +232,17 @@ class PlaneCall:
         except KeylaneError as error:
             self.refuse(error)
             return
-        self._kept_bytes = self._made(len(data))
-        self._post(parts)
+        self._post(parts, data)
 
     def part(self, answer: Answer, data: bytes = b"") -> None:
         """See `PromptCall`."""
         parts = frame_parts(self._number, answer, data)
-        taken = partial(self._connection.share.free, self._made(len(data)))
-        self._connection.post(parts, taken)
+        size = len(data) if self._room_bytes else 0
+        share = self._connection.share
+        taken = self._connection.post(parts, partial(share.free, size))
+        if self._room_bytes:
+            share.note_size(self._room_bytes, 0 if taken else size)
+            self._room_bytes = 0
 
     @property
     def takes_parts(self) -> bool:
@@ -240,32 +252,28 @@ class PlaneCall:
         # A caller whose rights or quota have changed is asked again, with the next pull.
         return connection.takes_now and (access is None or access.passes(self._asked))
 
-    def _made(self, size: int) -> int:
-        """Note the size of an answer that has taken room; the bytes to free once the client has taken it."""
-        if not self._room_bytes:
-            return 0
-        self._connection.share.note_size(self._room_bytes, size)
-        self._room_bytes = 0
-        return size
-
     def refuse(self, error: BaseException) -> None:
         """See `PromptCall`."""
         told = error
         if not isinstance(told, KeylaneError):
             log.error("%s failed", type(self._asked).__name__, exc_info=error)
             told = InternalError()
-        self._give_room_back()
         self._on_refusal(told)
         self._post(frame_parts(self._number, refusal(told)))
 
-    def _post(self, parts: Parts) -> None:
-        if self._connection.ended:
-            self._taken()
-        else:
-            self._connection.post(parts, self._taken)
+    def _post(self, parts: Parts, data: bytes = b"") -> None:
+        """Give the last answer; `data` is what room may have been taken for."""
+        connection = self._connection
+        taken = connection.ended or connection.post(parts, self._taken)
+        if self._room_bytes:
+            self._kept_bytes = 0 if taken else len(data)
+            connection.share.note_size(self._room_bytes, self._kept_bytes)
+            self._room_bytes = 0
+        if taken:
+            self.forget()
 
     def _taken(self) -> None:
-        """The client has the answer, or has left."""
+        """The client has the answer at last, or has left."""
         self.forget()
         if self._kept_bytes:
             self._connection.share.free(self._kept_bytes)
@@ -274,12 +282,11 @@ class PlaneCall:
     def hand_on(self, request: Request) -> None:
         """See `PromptCall`."""
         self.forget()
-        self._give_room_back()
+        if self._room_bytes:
+            self._connection.share.note_size(self._room_bytes, 0)
+            self._room_bytes = 0
         if not self._connection.ended:
             self._hand_on(self._connection, self._number, request)
-
-    def _give_room_back(self) -> None:
-        self._made(0)
 
     def forget(self) -> None:
         """Count it as no longer under way."""
@@ -288,5 +295,7 @@ class PlaneCall:
             connection.waits.discard(self._wait)
         if self._pull:
             connection.pulls -= 1
+        elif connection.freed is None:
+            connection.others -= 1
         else:
             connection.free_slot()

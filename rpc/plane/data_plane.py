@@ -167,7 +167,7 @@ class DataPlane:
 
     def _answer_at_once(self, connection: PlaneConnection, data: bytearray) -> bool:
         """Take a frame where it arrives, if it needs no task; False: nothing was done, `_answer_all` has to."""
-        if not connection.prompt:
+        if connection.not_begun or not (connection.greeted and connection.socket.writable):
             return False
         access = connection.access
         try:

@@ -20,7 +20,8 @@ class WorkerThread:
     """Runs functions in the order of the calls; `close` it."""
 
     def __init__(self, name: str) -> None:
-        self._under_way = 0
+        self.under_way = 0
+        """Functions that wait or run, or have ended and their event loop does not know yet; read in that loop."""
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -29,14 +30,9 @@ class WorkerThread:
         """The value of `function(*args)`, or its exception; a cancelled future forgets it."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        self._under_way += 1
+        self.under_way += 1
         self._jobs.put((loop, future, function, args))
         return future
-
-    @property
-    def busy(self) -> bool:
-        """True while a function waits or runs, or has ended and its event loop does not know yet; asked in that loop."""
-        return self._under_way > 0
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -52,7 +48,7 @@ class WorkerThread:
             del job, loop, future, function, args, value, error
 
     def _finish(self, future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
-        self._under_way -= 1
+        self.under_way -= 1
         if future.done():
             return
         if error is None:

@@ -17,6 +17,8 @@ from typing import NamedTuple
 Buffer = bytes | bytearray | memoryview
 HEAD_BYTES_MAX = 14
 CONTROL_BYTES_MAX = 125
+SHORT_BYTES = 126
+"""A shorter payload has its length in the head's second byte."""
 ZERO_KEY = bytes(4)
 _FIN, _RESERVED, _OPCODE, _MASKED, _LENGTH = 0x80, 0x70, 0x0F, 0x80, 0x7F
 _U16, _U64 = struct.Struct("!H"), struct.Struct("!Q")
@@ -34,6 +36,7 @@ class Opcode(IntEnum):
     PONG = 10
 
 
+_BINARY = int(Opcode.BINARY)
 _OPCODES = {int(opcode): opcode for opcode in Opcode}
 
 
@@ -72,13 +75,45 @@ class Head(NamedTuple):
 def encode_head(opcode: Opcode, length: int, *, masked: bool) -> bytes:
     """The head of a whole message of `length` bytes; `masked`: by the key zero."""
     first, mask = _FIN | opcode, _MASKED if masked else 0
-    if length < 126:
+    if length < SHORT_BYTES:
         head = _SHORT.pack(first, mask | length)
     elif length < 1 << 16:
         head = _MEDIUM.pack(first, mask | 126, length)
     else:
         head = _LONG.pack(first, mask | 127, length)
     return head + ZERO_KEY if masked else head
+
+
+def short_heads(opcode: Opcode, *, masked: bool) -> tuple[bytes, ...]:
+    """The heads of messages of 0 to SHORT_BYTES - 1 bytes, as `encode_head` makes them."""
+    return tuple(encode_head(opcode, length, masked=masked) for length in range(SHORT_BYTES))
+
+
+def ordinary_frame(data: memoryview, start: int, end: int, *, masked: bool) -> tuple[int, int]:
+    """
+    Where the payload of the frame at `start` begins and ends, if it is the ordinary one; (0, 0) if it is any other.
+
+    The ordinary frame is a whole binary message, its length takes up to two bytes, it ends at `end` or before it, and its
+    mask is that of the other end: the key zero of a client, none of a server.
+    """
+    body = start + 2
+    if body > end or data[start] != _FIN | _BINARY:
+        return 0, 0
+    length = data[start + 1]
+    if masked:
+        length ^= _MASKED
+        body += 4
+    if length == 126:
+        body += 2
+        if body > end:
+            return 0, 0
+        length = data[start + 2] << 8 | data[start + 3]
+    elif length > 126:
+        return 0, 0
+    stop = body + length
+    if stop > end or (masked and data[body - 4 : body] != ZERO_KEY):
+        return 0, 0
+    return body, stop
 
 
 def decode_head(data: memoryview) -> Head | None:
@@ -133,15 +168,15 @@ class Joiner:
         self.bytes_max = bytes_max
         self._begun = bytearray()
         """One buffer: a list of frames would grow with empty ones, and with the overhead of tiny ones."""
-        self._opcode: Opcode | None = None
-        """Of the message whose end has not come."""
+        self.opcode: Opcode | None = None
+        """Of the message whose end has not come; None: none has begun."""
 
     def check(self, head: Head) -> None:
         """Raises BrokenSocketError if this frame must not come now, or makes its message too long."""
         if head.opcode >= Opcode.CLOSE:
             return
         continued = head.opcode is Opcode.CONTINUATION
-        if continued != (self._opcode is not None):
+        if continued != (self.opcode is not None):
             raise BrokenSocketError(f"a {head.opcode.name} frame out of its turn")
         if len(self._begun) + head.length > self.bytes_max:
             raise BrokenSocketError(
@@ -150,13 +185,13 @@ class Joiner:
 
     def add(self, head: Head, payload: bytearray) -> tuple[Opcode, bytearray] | None:
         """The message that this frame ends, with the opcode of its first frame; None: it goes on."""
-        if self._opcode is None:
+        if self.opcode is None:
             if head.final:
                 return head.opcode, payload
-            self._opcode = head.opcode
+            self.opcode = head.opcode
         self._begun += payload
         if not head.final:
             return None
-        opcode, whole = self._opcode, self._begun
-        self._begun, self._opcode = bytearray(), None
+        opcode, whole = self.opcode, self._begun
+        self._begun, self.opcode = bytearray(), None
         return opcode, whole

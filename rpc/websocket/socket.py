@@ -25,6 +25,7 @@ from ...protocol.clock import at_a_tick
 from ...protocol.errors import FrameError
 from .framing import (
     HEAD_BYTES_MAX,
+    SHORT_BYTES,
     BrokenSocketError,
     Buffer,
     CloseCode,
@@ -33,6 +34,8 @@ from .framing import (
     Opcode,
     decode_head,
     encode_head,
+    ordinary_frame,
+    short_heads,
     unmask,
 )
 
@@ -61,6 +64,8 @@ class _Landing(threading.local):
 
 
 _landing = _Landing()
+_HEADS = {masked: short_heads(Opcode.BINARY, masked=masked) for masked in (False, True)}
+"""By whether the frame is a client's."""
 
 
 class DataSocket(asyncio.BufferedProtocol):
@@ -78,6 +83,7 @@ class DataSocket(asyncio.BufferedProtocol):
     ) -> None:
         self.transport = self._transport = transport
         self._client = client
+        self._heads = _HEADS[client]
         self._loop = asyncio.get_running_loop()
         self._before = transport.get_protocol()
         """aiohttp's, which has to hear of the end of the connection."""
@@ -103,14 +109,18 @@ class DataSocket(asyncio.BufferedProtocol):
         self._reading = True
         self._news: asyncio.Future[None] | None = None
         """`receive` waits for it."""
-        self._writable = asyncio.Event()
-        self._writable.set()
+        self.writable = True
+        """True while the socket has taken nearly all that was sent."""
+        self._resumed = asyncio.Event()
+        """Set while `writable`; it is for who waits."""
+        self._resumed.set()
         self._last_ping: bytearray | None = None
         """Not answered yet, because the peer does not read."""
         self._control_frames = 0
         self.written_bytes = 0
         """All that was given to the transport."""
-        self._said_goodbye = self._ended = False
+        self.closed = self._ended = False
+        """`closed` is True once nothing can be sent: a goodbye was said, or the connection has ended."""
         self._lost: asyncio.Future[None] = self._loop.create_future()
         self.close_code: int | None = None
         """Once it is closed."""
@@ -136,17 +146,14 @@ class DataSocket(asyncio.BufferedProtocol):
     def bytes_max(self, bytes_max: int) -> None:
         self._joiner.bytes_max = bytes_max
 
-    @property
-    def closed(self) -> bool:
-        """True once nothing can be sent."""
-        return self._said_goodbye or self._ended
-
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────
     def get_buffer(self, _sizehint: int) -> memoryview:
         """See `asyncio.BufferedProtocol`."""
         if self._head is not None:
             return memoryview(self._frame)[self._filled :]
         rest, view = self._rest, _landing.view
+        if not rest:
+            return view
         view[: len(rest)] = rest
         return view[len(rest) :]
 
@@ -160,7 +167,7 @@ class DataSocket(asyncio.BufferedProtocol):
                 self._filled += nbytes
                 self._grow_or_take(self._head)
             else:
-                self._land(_landing.view[: len(self._rest) + nbytes])
+                self._land(_landing.view, len(self._rest) + nbytes if self._rest else nbytes)
         except BrokenSocketError as error:
             self._break(error)
 
@@ -174,18 +181,30 @@ class DataSocket(asyncio.BufferedProtocol):
             larger[:size] = self._frame
             self._frame = larger  # the old one cannot be extended while the loop has a view of it
 
-    def _land(self, data: memoryview) -> None:
-        """Take the frames in `data`; the last one may go on in what comes next."""
-        start, end = 0, len(data)
+    def _land(self, data: memoryview, end: int) -> None:
+        """Take the frames in `data[:end]`; the last one may go on in what comes next."""
+        start = 0
         self._rest = b""
+        joiner, masked, on_message = self._joiner, not self._client, self.on_message
         while start < end and not self._ended:
-            head = decode_head(data[start : start + HEAD_BYTES_MAX])
+            body, stop = ordinary_frame(data, start, end, masked=masked)
+            if stop and joiner.opcode is None and stop - body <= joiner.bytes_max:
+                message, start = bytearray(data[body:stop]), stop
+                if (
+                    on_message is None
+                    or self._news is None
+                    or self._messages
+                    or not on_message(message)
+                ):
+                    self._keep(Opcode.BINARY, message)
+                continue
+            head = decode_head(data[start : min(start + HEAD_BYTES_MAX, end)])
             if head is None:
-                self._rest = bytes(data[start:])
+                self._rest = bytes(data[start:end])
                 return
             if bool(head.key) is self._client:
                 raise BrokenSocketError("a frame whose mask is that of the other end")
-            self._joiner.check(head)
+            joiner.check(head)
             start += head.head_bytes
             stop = min(end, start + head.length)
             if stop - start == head.length:
@@ -206,31 +225,41 @@ class DataSocket(asyncio.BufferedProtocol):
                 raise BrokenSocketError("too many pings", CloseCode.POLICY_VIOLATION)
         if head.opcode is Opcode.PING:
             self._last_ping = payload
-            if self._writable.is_set():
+            if self.writable:
                 self._answer_ping()
         elif head.opcode is Opcode.CLOSE:
             self._peer_says_goodbye(payload)
         elif head.opcode is not Opcode.PONG:
             message = self._joiner.add(head, payload)
-            if message is not None and not self._heard_at_once(*message):
-                self._messages.append(message)
-                self._queued_bytes += len(message[1]) + MESSAGE_BYTES
-                self._tell()
-                if self._queued_bytes > QUEUED_BYTES_MAX and self._reading:
-                    self._reading = False
-                    self._transport.pause_reading()
+            if message is not None:
+                self._hear(*message)
 
-    def _heard_at_once(self, opcode: Opcode, message: bytearray) -> bool:
+    def _hear(self, opcode: Opcode, message: bytearray) -> None:
+        """Give a message to who hears it where it arrives, or to `receive`."""
+        on_message = self.on_message
         waits = self._news is not None and not self._messages
-        if self.on_message is None or not waits or opcode is not Opcode.BINARY:
-            return False
-        return self.on_message(message)
+        if (
+            on_message is None
+            or opcode is not Opcode.BINARY
+            or not waits
+            or not on_message(message)
+        ):
+            self._keep(opcode, message)
+
+    def _keep(self, opcode: Opcode, message: bytearray) -> None:
+        """Keep a message for `receive`."""
+        self._messages.append((opcode, message))
+        self._queued_bytes += len(message) + MESSAGE_BYTES
+        self._tell()
+        if self._queued_bytes > QUEUED_BYTES_MAX and self._reading:
+            self._reading = False
+            self._transport.pause_reading()
 
     def _answer_ping(self) -> None:
         """Once for all pings that have come, as RFC 6455, 5.5.3, lets."""
         ping, self._last_ping = self._last_ping, None
         if ping is not None and not self.closed:
-            self._write_frame(Opcode.PONG, (ping,))
+            self.write((ping,), Opcode.PONG)
 
     def _tell(self) -> None:
         news, self._news = self._news, None
@@ -267,23 +296,18 @@ class DataSocket(asyncio.BufferedProtocol):
             ConnectionError: it is closed, or was lost.
         """
         self.write(parts)
-        if not self._writable.is_set():
+        if not self.writable:
             await self.wait_writable()
-
-    @property
-    def writable(self) -> bool:
-        """True while the socket has taken nearly all that was sent."""
-        return self._writable.is_set()
 
     async def wait_writable(self) -> None:
         """Wait until it is `writable`.  Raises ConnectionError: it was lost."""
-        await self._writable.wait()
+        await self._resumed.wait()
         if self._lost.done():
             raise ConnectionResetError("the WebSocket was lost")
 
-    def write(self, parts: Sequence[Buffer]) -> None:
+    def write(self, parts: Sequence[Buffer], opcode: Opcode = Opcode.BINARY) -> None:
         """
-        Send a message; small ones of one turn of the event loop share a system call.
+        Send a message, or a control frame; small ones of one turn of the event loop share a system call.
 
         Args:
             parts: one after another; they must not change until they are sent.
@@ -293,16 +317,17 @@ class DataSocket(asyncio.BufferedProtocol):
         """
         if self.closed:
             raise ConnectionResetError("the WebSocket is closed")
-        self._write_frame(Opcode.BINARY, parts)
-
-    def _write_frame(self, opcode: Opcode, parts: Sequence[Buffer]) -> None:
         size = sum(map(len, parts))
-        self._gathered += (encode_head(opcode, size, masked=self._client), *parts)
+        if size < SHORT_BYTES and opcode is Opcode.BINARY:
+            head = self._heads[size]
+        else:
+            head = encode_head(opcode, size, masked=self._client)
+        self._gathered += (head, *parts)
         self._gathered_bytes += size
         if self._gathered_bytes >= GATHERED_BYTES_MAX:
             self._flush()
         elif self._flushing is None and not self._gathering:
-            self._flushing = self._loop.call_soon(self._flush)
+            self._flushing = self._loop.call_soon(self._write_gathered)
 
     def gather(self) -> None:
         """Keep small messages from here on until `flush`, in place of the next turn of the event loop."""
@@ -315,26 +340,34 @@ class DataSocket(asyncio.BufferedProtocol):
             self._flush()
 
     def _flush(self) -> None:
-        """Write what was gathered; a large last part is not joined to the others."""
+        """Write what was gathered now, and not a turn later."""
         if self._flushing is not None:
             self._flushing.cancel()
-            self._flushing = None
+        self._write_gathered()
+
+    def _write_gathered(self) -> None:
+        """Write what was gathered; a large last part is not joined to the others."""
+        self._flushing = None
         parts, self._gathered, self._gathered_bytes = self._gathered, [], 0
         if not parts or self._transport.is_closing():
             return
-        self.written_bytes += sum(map(len, parts))
         if len(parts[-1]) >= GATHERED_BYTES_MIN:
+            self.written_bytes += sum(map(len, parts))
             self._transport.writelines((b"".join(parts[:-1]), parts[-1]))
         else:
-            self._transport.write(b"".join(parts))
+            data = b"".join(parts)
+            self.written_bytes += len(data)
+            self._transport.write(data)
 
     def pause_writing(self) -> None:
         """See `asyncio.BaseProtocol`."""
-        self._writable.clear()
+        self.writable = False
+        self._resumed.clear()
 
     def resume_writing(self) -> None:
         """See `asyncio.BaseProtocol`."""
-        self._writable.set()
+        self.writable = True
+        self._resumed.set()
         self._answer_ping()
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
@@ -351,8 +384,8 @@ class DataSocket(asyncio.BufferedProtocol):
     def _say_goodbye(self, code: int, message: str = "") -> None:
         if not self.closed:
             payload = code.to_bytes(2, "big") + message.encode()[:120]
-            self._write_frame(Opcode.CLOSE, (payload,))
-            self._said_goodbye = True
+            self.write((payload,), Opcode.CLOSE)
+            self.closed = True
 
     def _peer_says_goodbye(self, payload: bytearray) -> None:
         code = int.from_bytes(payload[:2], "big") if payload else CloseCode.OK
@@ -367,7 +400,7 @@ class DataSocket(asyncio.BufferedProtocol):
     def _end(self, code: int) -> None:
         """Nothing comes any more; what was written still leaves."""
         if not self._ended:
-            self._ended = True
+            self._ended = self.closed = True
             self.close_code = code
             self._beat.cancel()
             self._flush()
@@ -386,7 +419,8 @@ class DataSocket(asyncio.BufferedProtocol):
         else:
             self._asked = True
             after_s /= 2
-            self._write_frame(Opcode.PING, ())
+            if not self.closed:
+                self.write((), Opcode.PING)
         self._heard = False
         self._control_frames = 0
         self._beat = self._check_alive_in(after_s)
@@ -403,5 +437,6 @@ class DataSocket(asyncio.BufferedProtocol):
         self._end(CloseCode.ABNORMAL)
         if not self._lost.done():
             self._lost.set_result(None)
-        self._writable.set()
+        self.writable = True
+        self._resumed.set()
         cast(asyncio.Protocol, self._before).connection_lost(exc)

@@ -68,13 +68,16 @@ class FileConsumeQueues:
         if not units:
             return
         queues = self._queues
-        self._check(units)
+        if len(units) > 1:
+            self._check(units)  # all of them, before the first is added
         with self._guard:
             for partition_id, unit in units:
                 base_offset, count, position, length, at_ms = unit
                 queue = queues.get(partition_id)
                 if queue is None:
                     queue = queues[partition_id] = Queue(base_offset)
+                if base_offset != queue.next:
+                    raise misfit(partition_id, unit, queue.next)
                 at_ms = max(at_ms, queue.last_ms)
                 tail = queue.state[2]
                 tail += pack_unit(base_offset, position, at_ms, length, count)
@@ -83,7 +86,8 @@ class FileConsumeQueues:
                 self._changed.add(partition_id)
                 if len(tail) >= UNITS_BYTES:
                     self._fold(partition_id, queue)
-            self._position = max(self._position, units[-1][1].end_position)
+            last = units[-1][1]
+            self._position = max(self._position, last.position + last.length)
 
     def _check(self, units: Sequence[tuple[int, Unit]]) -> None:
         following: dict[int, int] = {}

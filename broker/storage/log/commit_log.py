@@ -22,7 +22,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from ....protocol.errors import CorruptLogError, DiskFullError, FlushFailedError, StorageError
-from ....protocol.record import HEADER_BYTES, stamp
+from ....protocol.record import HEADER_BYTES, Kind, stamp
 from ..append_file import Buffer
 from ..files import AppendFile, Files
 from .trail import TrailWriter, bytes_kept, trail_path
@@ -38,6 +38,7 @@ SMALL_BYTES_MAX = 64 << 10
 """Of a small plan: bytes are reserved for it, and the kernel may sync it.  Larger ones have few syncs for their bytes."""
 _FLAGS_AT = 15
 _KIND_AT = 13
+_MESSAGES = int(Kind.MESSAGES)
 
 
 def segment_path(base: int) -> str:
@@ -90,7 +91,8 @@ class WritePlan:
         if length > HEADER_BYTES:
             body = memoryview(record)[HEADER_BYTES:]
             self._buffers.append(body)
-            if bytes_kept(header[_KIND_AT], length) > HEADER_BYTES:
+            kind = header[_KIND_AT]
+            if kind != _MESSAGES and bytes_kept(kind, length) > HEADER_BYTES:
                 self._traces.append(body)
         self.end = position + length
         return position, header

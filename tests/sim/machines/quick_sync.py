@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from keylane.broker.storage.files import AppendFile
 from keylane.testing.machines.disk import Crashed
+from keylane.testing.programs import SyncsInTasks
 
 T = TypeVar("T")
 
 
-class HostQuickSync:
+class HostQuickSync(SyncsInTasks):
     """
     See `keylane.broker.store.quick_sync.QuickSync`.
 
@@ -20,13 +20,10 @@ class HostQuickSync:
         lose_power: the disk has crashed.
     """
 
-    def is_ready(self) -> bool:
-        return True
-
     def __init__(
-        self, blocking: Callable[..., Awaitable[Any]], lose_power: Callable[[], None]
+        self, blocking: Callable[..., Coroutine[Any, Any, Any]], lose_power: Callable[[], None]
     ) -> None:
-        self._blocking = blocking
+        super().__init__(blocking)
         self._lose_power = lose_power
 
     def write(self, function: Callable[..., T], /, *args: Any) -> T:
@@ -35,6 +32,3 @@ class HostQuickSync:
         except Crashed:
             self._lose_power()
             raise
-
-    async def sync(self, file: AppendFile) -> None:
-        await self._blocking(file.fdatasync)

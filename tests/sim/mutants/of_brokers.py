@@ -35,9 +35,9 @@ def no_token_check(patches: Patches) -> None:
 
 
 def _lower_token_passes(patches: Patches, kind: type[Any]) -> None:
-    def owned(self: Any, request: Any) -> Any:
+    def owned(self: Any, request: Any, now_ms: int | None = None) -> Any:
         if type(request) is not kind:
-            return real(self, request)
+            return real(self, request, now_ms)
         partition = self._store.state.partition(request.partition_id)
         return partition, partition.groups[request.group]
 
@@ -56,20 +56,20 @@ def pull_of_lower_token_accepted(patches: Patches) -> None:
 def parts_need_no_owner(patches: Patches) -> None:
     """The owner of a pull is checked for its first answer alone, and neither a newer owner nor its pulls end it."""
 
-    def owned(self: Any, request: Any) -> Any:
+    def owned(self: Any, request: Any, now_ms: int | None = None) -> Any:
         if type(request) is not Pull or request.answers_max == PULL_ANSWERS_MAX:
-            return real_owned(self, request)
+            return real_owned(self, request, now_ms)
         partition = self._store.state.partition(request.partition_id)
         return partition, partition.groups[request.group]
 
-    def answer(self: Any, partition: Any, bytes_max: int) -> bool:
+    def answer(self: Any, partition: Any, bytes_max: int, now_ms: int) -> bool:
         request = self._request
         begun = request.answers_max < PULL_ANSWERS_MAX
         nothing = request.offset == partition.readable_offset and not partition.ended
-        if begun and nothing and self._pulls.boot_ms() < self._until_ms:
-            self.wait()
+        if begun and nothing and now_ms < self._until_ms:
+            self.wait(now_ms)
             return True
-        return real_answer(self, partition, bytes_max)
+        return real_answer(self, partition, bytes_max, now_ms)
 
     real_owned = patches.set(BrokerService, "owned", owned)
     real_answer = patches.set(OpenPull, "answer", answer)
@@ -356,8 +356,8 @@ def reads_begin_one_batch_late(patches: Patches) -> None:
 
 
 def empty_ack_says_the_end(patches: Patches) -> None:
-    def decide(self: Any, request: Any) -> Any:
-        cursor, group, saved = real(self, request)
+    def decide(self: Any, request: Any, now_ms: int | None = None) -> Any:
+        cursor, group, saved = real(self, request, now_ms)
         if not request.ranges:
             cursor = self._store.state.partition(request.partition_id).readable_offset
         return cursor, group, saved

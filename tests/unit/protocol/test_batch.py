@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 
 import pytest
+from msgspec.structs import replace
 
 from keylane.protocol.batch import (
     batch_starts,
@@ -100,7 +100,7 @@ def test_stamping_changes_three_fields_and_keeps_the_body():
     record = bytearray(good)
     stamp(record, base_offset=2**62, position=2**40, appended_at_ms=5)
     after = check_batch(record)
-    assert after == dataclasses.replace(before, base_offset=2**62, position=2**40, appended_at_ms=5)
+    assert after == replace(before, base_offset=2**62, position=2**40, appended_at_ms=5)
     assert after.next_offset == 2**62 + 2
     assert record[HEADER_BYTES:] == good[HEADER_BYTES:]
 

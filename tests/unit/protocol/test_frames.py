@@ -139,3 +139,41 @@ def test_largest_allowed_of_everything_fits_a_frame():
     acquired = Acquired(high, ranges, high, True)
     assert decode_answer(encode_frame(2**63, acquired))[:2] == (2**63, acquired)
     encode_frame(2**63, Batches(high, high, high, True), bytes(PULL_BYTES_MAX + BATCH_BYTES_MAX))
+
+
+NUMBERS = [0, 1, 127, 128, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, 2**63 - 1]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("payload", [b"", b"payload"])
+def test_correlation_id_of_every_size_comes_back(number, payload):
+    for request in (Append(3), Read(1, 2, 3), Ack(1, "group", "a" * 16, 7, ((5, 9),) * 20)):
+        frame = encode_frame(number, request, payload)
+        assert decode_request(frame) == (number, request, payload)
+        assert decode_request(bytearray(frame)) == (number, request, payload)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        b"\xcc\x05",
+        b"\xcd\x00\x05",
+        b"\xce\x00\x00\x00\x05",
+        b"\xcf" + bytes(7) + b"\x05",
+        b"\xd0\x05",
+    ],
+)
+def test_correlation_id_is_read_whatever_form_a_client_gives_it(number):
+    """msgpack has several forms of a small number; other languages' libraries may take a longer one."""
+    packed = b"\x93\x01" + number + b"\x07"
+    data = struct.pack("<I", len(packed)) + packed
+    assert decode_request(data) == (5, Append(7), b"")
+
+
+@pytest.mark.parametrize(
+    "packed", [b"\x92\x45\xcd", b"\x92\x45\xce\x00", b"\x92\x45\xcc", b"\x92\x45\xa1a"]
+)
+def test_correlation_id_that_is_cut_or_no_number_is_refused(packed):
+    """Also where bytes of the payload follow, which are none of the header's."""
+    with pytest.raises(FrameError):
+        decode_answer(struct.pack("<I", len(packed)) + packed + b"payload")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -269,3 +271,56 @@ async def test_acks_leave_the_pull_lock_held_until_the_pull_ends(desk):
     await desk.ack(1, (0, 2))
     desk.clock.advance(1_999)
     assert group.lock.holder(desk.clock.boot_ms()) == SESSION
+
+
+async def test_pull_has_one_timer_and_one_future_however_many_parts_it_gives(desk):
+    """What a part costs is what a message costs, when messages come one by one."""
+    call = begin(desk, answers_max=8)
+    first = call.wait
+    timers = len(asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
+    for sequence in range(0, 8, 2):
+        await append(desk, sequence)
+        assert call.wait is first
+    assert len(call.parts) == 4
+    assert len(asyncio.get_running_loop()._scheduled) == timers  # type: ignore[attr-defined]
+
+
+async def test_pull_whose_time_is_over_when_it_was_woken_is_answered_once(desk):
+    """A tick may come before the end of its time, and its turn behind its last answer."""
+    call = begin(desk, answers_max=4)
+    (pull,) = desk.service._prompt._pulls.open.values()
+    desk.service._waiting.wake(1)
+    pull._time_is_over()
+    answer, _ = await call.done
+    assert (answer.more, answer.upto) == (False, 0)
+    await append(desk, 0)
+    assert call.parts == []
+    assert desk.service.waiting == 0
+
+
+async def test_pull_that_was_woken_when_its_client_left_gives_nothing(desk):
+    """Its turn comes behind that of the client's end, and finds it closed."""
+    call = begin(desk)
+    call.wait.cancel()
+    desk.service._waiting.wake(1)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert call.parts == []
+    assert desk.service.waiting == 0
+    assert not desk.service._prompt._pulls.open
+
+
+async def test_ended_pull_is_freed_without_the_garbage_collector(desk):
+    """A broker's collector runs seldom; what a pull held, as its request and its call, goes with its last answer."""
+    gc.collect()
+    gc.disable()
+    try:
+        call = begin(desk, answers_max=2)
+        watched = weakref.ref(call.wait)
+        await append(desk, 0)
+        await append(desk, 2)
+        await call.done
+        call.wait = None
+        assert watched() is None
+    finally:
+        gc.enable()

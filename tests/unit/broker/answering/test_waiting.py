@@ -48,6 +48,23 @@ async def test_waits_end_in_the_order_in_which_they_began():
     assert order == list(range(8))
 
 
+async def test_listener_is_called_once_in_its_place_unless_it_has_left():
+    """Pulls that wait without a task stand in one line with those of tasks."""
+    waiting, order = LongPolls(), []
+    task = asyncio.create_task(waiting.wait(1, 10_000))
+    await asyncio.sleep(0)
+    for name in ("left", "first", "second"):
+        waiting.listen(1, name, lambda name=name: order.append(name))
+    waiting.leave(1, "left")
+    waiting.leave(2, "first")
+    assert waiting.count == 3
+    waiting.wake(2)
+    waiting.wake(1)
+    waiting.wake(1)
+    await task
+    assert (order, waiting.count) == (["first", "second"], 0)
+
+
 async def test_longest_waiting_session_gets_the_first_message(desk):
     """Sessions of a shared group are served in the order of asking, one message each."""
     order: list[str] = []

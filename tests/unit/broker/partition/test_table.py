@@ -81,12 +81,12 @@ def test_million_partitions_are_a_few_objects():
     table = PartitionTable(warm_max=10)
     for number in range(1, 200):
         table.add(full(number))
-    assert len(table._warm) <= 11
+    assert len(table.warm) <= 11
     assert len(table) == len(list(table)) == 199
     for number in range(1, 200):
         assert same(table[number], full(number))
         assert number in table
-    assert len(table._warm) <= 11
+    assert len(table.warm) <= 11
     assert table.get(200) is None
     assert 200 not in table
 
@@ -98,7 +98,7 @@ def test_cooled_partition_is_the_same_object_while_it_is_referenced():
     table.add(held)
     for number in range(2, 20):
         table.add(full(number))
-    assert 1 not in table._warm
+    assert 1 not in table.warm
     assert table[1] is held
     del held
     for number in range(2, 20):
@@ -120,7 +120,7 @@ def test_partition_stays_warm_while_work_on_it_is_under_way():
     for number in range(5, 40):
         table.add(full(number))
     for partition in (locked, appending, fencing, sealing):
-        assert table._warm[partition.partition_id] is partition
+        assert table.warm[partition.partition_id] is partition
 
 
 def test_new_partition_is_taken_back_wherever_it_is():

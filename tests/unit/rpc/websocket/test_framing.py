@@ -12,6 +12,8 @@ from keylane.rpc.websocket.framing import (
     Opcode,
     decode_head,
     encode_head,
+    ordinary_frame,
+    short_heads,
     unmask,
 )
 
@@ -108,3 +110,44 @@ def test_message_is_refused_when_it_is_too_long():
     joiner.add(frame(Opcode.BINARY, 6, final=False), bytearray(6))
     with pytest.raises(BrokenSocketError):
         joiner.check(frame(Opcode.CONTINUATION, 5, final=True))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("length", [0, 1, 125, 126, 65_535])
+def test_ordinary_frame_is_found_once_it_has_come_whole(length, masked):
+    """Behind other bytes, and before others."""
+    head = encode_head(Opcode.BINARY, length, masked=masked)
+    data = memoryview(b"..." + head + bytes(length) + b"...")
+    body, stop = 3 + len(head), 3 + len(head) + length
+    assert ordinary_frame(data, 3, stop, masked=masked) == (body, stop)
+    assert ordinary_frame(data, 3, len(data), masked=masked) == (body, stop)
+    assert ordinary_frame(data, 3, len(data), masked=not masked) == (0, 0)
+    for end in (3, 4, 5, body - 1, stop - 1):
+        assert ordinary_frame(data, 3, min(end, stop - 1), masked=masked) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        encode_head(Opcode.TEXT, 3, masked=True),
+        encode_head(Opcode.PING, 3, masked=True),
+        encode_head(Opcode.CLOSE, 3, masked=True),
+        encode_head(Opcode.CONTINUATION, 3, masked=True),
+        b"\x02\x83" + bytes(4),  # not the last frame of its message
+        b"\xc2\x83" + bytes(4),  # a reserved bit
+        b"\x82\x83\x00\x00\x00\x01",  # a mask that has to be taken off
+        b"\x82\xff" + (3).to_bytes(8) + bytes(4),  # a length of eight bytes
+    ],
+)
+def test_frame_that_is_not_ordinary_is_left_to_the_long_way(head):
+    assert ordinary_frame(memoryview(head + b"abc"), 0, len(head) + 3, masked=True) == (0, 0)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_short_heads_are_those_that_are_encoded(masked):
+    heads = short_heads(Opcode.BINARY, masked=masked)
+    assert len(heads) == 126
+    for length, head in enumerate(heads):
+        assert decode_head(memoryview(head)) == Head(
+            True, Opcode.BINARY, length, bytes(4) if masked else b"", len(head)
+        )
