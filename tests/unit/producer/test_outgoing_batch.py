@@ -13,7 +13,7 @@ from keylane.protocol.message import Receipt, pack_properties
 
 
 def new_batch() -> OutgoingBatch:
-    return OutgoingBatch(asyncio.get_running_loop().create_future())
+    return OutgoingBatch(asyncio.get_running_loop())
 
 
 def filled(count: int) -> OutgoingBatch:

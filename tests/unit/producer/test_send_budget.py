@@ -14,13 +14,13 @@ RECEIPT = Receipt(1, 0, "fsync")
 
 
 def batch_of(size: int) -> OutgoingBatch:
-    batch = OutgoingBatch(asyncio.get_running_loop().create_future())
+    batch = OutgoingBatch(asyncio.get_running_loop())
     batch.add(b"", b"v" * (size - 20), b"", 0)
     return batch
 
 
 def entered(budget: SendBudget, count: int) -> OutgoingBatch:
-    batch = OutgoingBatch(asyncio.get_running_loop().create_future())
+    batch = OutgoingBatch(asyncio.get_running_loop())
     for index in range(count):
         batch.add(b"k", b"%d" % index, b"", 0)
     budget.enter(count, batch.size)
