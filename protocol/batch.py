@@ -54,6 +54,9 @@ BYTES_PER_MESSAGE = 8 + 3 * 4
 _NO_HEADER = bytes(HEADER_BYTES)
 _EMPTY = bytearray()
 _ONE = Struct("<III")
+"""The lengths of a single message."""
+_ONE_TIMED = Struct("<qIII")
+"""The same, behind its time."""
 FEW = 64
 """Up to this number of messages the layout of their lengths is kept, because it takes as long to make as to use."""
 SAME_SIZE_BLOCK = 32
@@ -367,6 +370,12 @@ def column_views(data: bytes | memoryview, header: Header, start: int = 0) -> Co
     else:
         view = memoryview(data)[start : start + header.length]
     first = HEADER_BYTES
+    if count == 1:
+        sent_at_ns, *sizes = _ONE_TIMED.unpack_from(view, first)
+        edges = list(accumulate(sizes, initial=first + BYTES_PER_MESSAGE))
+        if edges[3] != len(view):
+            raise CorruptBatchError("the lengths do not add up", length=len(view), found=edges[3])
+        return Columns(array("q", (sent_at_ns,)), edges[:2], edges[1:3], edges[2:], view)
     times: array[int] = array("q")
     times.frombytes(view[first : first + 8 * count])
     lengths = view[first + 8 * count : first + BYTES_PER_MESSAGE * count]
@@ -423,8 +432,8 @@ def batch_starts(data: bytes | memoryview) -> list[tuple[int, Header]]:
         CorruptBatchError: as `check_batch`.
     """
     batches = []
-    start = 0
-    while start < len(data):
+    start, end = 0, len(data)
+    while start < end:
         header = check_batch(data, start)
         batches.append((start, header))
         start += header.length

@@ -91,11 +91,15 @@ class CutBatch:
         self.columns = columns
         self.header = header
         self.ranges = ranges
-        self.count = sum(end - start for start, end in ranges)
+        self.count = 0
+        for start, end in ranges:
+            self.count += end - start
         self.is_plain = False
 
     def wanted(self, messages: list[Message[Any]]) -> list[Message[Any]]:
         """Those of all messages of the batch that were neither pulled before nor acked."""
+        if self.count == self.header.count:
+            return messages
         return _inside(messages, self.header, self.ranges)
 
     def messages(self) -> list[Message[Any]]:
