@@ -98,8 +98,6 @@ class CutBatch:
 
     def wanted(self, messages: list[Message[Any]]) -> list[Message[Any]]:
         """Those of all messages of the batch that were neither pulled before nor acked."""
-        if self.count == self.header.count:
-            return messages
         return _inside(messages, self.header, self.ranges)
 
     def messages(self) -> list[Message[Any]]:

@@ -214,14 +214,12 @@ class Workers:
         acks_each, work, retries = self._acks_each, self._work, self._retries
         while True:
             left = self._per_turn
-            if (
-                message is None
-                and (message := lanes.take_only()) is None
-                and (lanes.may_run and not acks_each and not self._runs_beside(worker))
-            ):
-                message, left = await self._run_alone(worker)
-            if left and work.waiting and lanes.has_waiting:
-                work.wake_all()
+            if message is not None or (message := lanes.take_only()) is None:
+                alone = message is None and lanes.may_run and not acks_each
+                if alone and not self._runs_beside(worker):
+                    message, left = await self._run_alone(worker)
+                if left and work.waiting and lanes.has_waiting:
+                    work.wake_all()
             for _ in range(left):
                 if message is None:
                     if lanes.may_be_alone and lanes.arrived[0].key not in lanes.busy:

@@ -118,8 +118,16 @@ class FailedTries:
             running_ms=failed.running_ms,
         )
 
+    def told_with(self, ranges: tuple[Range, ...]) -> tuple[Tries, FailingMessage | None]:
+        """What the next request tells, which acks `ranges`: as `next`, and as `oldest` once these have `ended`."""
+        if not (self._untold or self._failing or self._redriven):
+            return (), None
+        failed = self.next()
+        self.ended(ranges)
+        return failed, self.oldest()
+
     def next(self) -> Tries:
-        """What the next request tells."""
+        """Tries that failed and that the broker was not told of, as many as a request takes."""
         return tuple(islice(self._untold.items(), TOLD_MAX)) if self._untold else ()
 
     def told(self, tries: Tries) -> None:

@@ -99,12 +99,10 @@ class PullClient(UserAcks, SettingAside, PullViews):
         owner: PullOwner,
     ) -> None:
         self.partition_id = int(grant.partition.partition_id)
-        self.leased_id = self.partition_id
-        self.token = grant.token
+        self.leased_id, self.token = self.partition_id, grant.token
         self.queue = int(grant.partition.queue)
         self.logic_start = grant.partition.logic_start
-        self.group = group
-        self.session, self.codec = session, owner.codec
+        self.group, self.session, self.codec = group, session, owner.codec
         self.client = self
         """As a delivery of messages: the pull client whose messages end together."""
         self.life = Lifetime(deadline_ms)
@@ -357,7 +355,8 @@ class PullClient(UserAcks, SettingAside, PullViews):
 
     def acked_to(self, answer: Acked) -> None:
         """Note that acks are durable."""
-        self.parking.note(answer.parked_version)  # before the partition counts as drained
+        if answer.parked_version:
+            self.parking.note(answer.parked_version)  # before the partition counts as drained
         self._acked_to(answer.cursor)
 
     async def check_parked(self, version: int) -> None:
@@ -366,10 +365,12 @@ class PullClient(UserAcks, SettingAside, PullViews):
 
     def _acked_to(self, cursor: int) -> None:
         """Note that the broker has acks of all messages below `cursor`."""
-        drained = self.drained
-        self._offsets.cursor = cursor
+        offsets = self._offsets
+        drained = offsets.end_offset is not None and self.drained
+        offsets.cursor = cursor
         self._progress.acked(cursor)
-        self._report_drained(before=drained)
+        if offsets.end_offset is not None:
+            self._report_drained(before=drained)
 
     def _report_drained(self, *, before: bool) -> None:
         """Report that the partition is drained, once, if it was not `before`."""
@@ -528,7 +529,9 @@ class PullClient(UserAcks, SettingAside, PullViews):
         """The messages of a batch to be handled now, without those of parked keys, which are parked."""
         self._room.opened(batch.header.length)
         who = (self._subject, self.partition_id, self.token)
-        messages = batch.wanted(decode_messages(batch.columns, batch.header, *who, self))
+        messages = decode_messages(batch.columns, batch.header, *who, self)
+        if batch.count != batch.header.count:
+            messages = batch.wanted(messages)
         batch.is_plain = not self._tries.earlier
         if not batch.is_plain:
             self._tries.count_on(messages)

@@ -121,7 +121,7 @@ class PullViews(ABC):
 
     def knows_parked(self, version: int) -> bool:
         """True if `check_parked` has nothing to learn."""
-        return self.parking.knows(version)
+        return version <= self.parking.version
 
     @property
     def paused(self) -> bool:
