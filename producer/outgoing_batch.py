@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from itertools import chain, pairwise, repeat
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -315,30 +315,30 @@ class OutgoingBatch:
         """The bytes of the batch, encoded at the first call and kept."""
         if self.data is None:
             self.sequence = sequence
-            runs = self._runs
-            self.data = self._encoded(
+            runs, properties = self._runs, self.properties
+            first_sent_at_ns = runs[0][1]
+            if runs[0] is runs[-1]:
+                times = first_sent_at_ns.to_bytes(8, "little") * self.count
+            else:
+                times = b"".join(
+                    sent_at_ns.to_bytes(8, "little") * count for sent_at_ns, count in self._times()
+                )
+            if properties is not None:
+                properties = properties + [b""] * (self.count - len(properties))
+            self.data = encode_columns(
+                times,
+                self.keys,
+                self.values,
+                properties or (),
+                compression=compression,
                 partition_id=partition_id,
-                first_sent_at_ns=runs[0][1],
+                first_sent_at_ns=first_sent_at_ns,
                 last_sent_at_ns=runs[-1][1],
                 producer_id=producer_id,
                 producer_epoch=producer_epoch,
                 sequence=sequence,
-                compression=compression,
             )
         return self.data
-
-    def _encoded(self, **fields: Any) -> bytes | bytearray:
-        """The bytes of the batch; `fields` as of `encode_columns`."""
-        values, runs, properties = self.values, self._runs, self.properties
-        if runs[0] is runs[-1]:
-            times = runs[0][1].to_bytes(8, "little") * self.count
-        else:
-            times = b"".join(
-                sent_at_ns.to_bytes(8, "little") * count for sent_at_ns, count in self._times()
-            )
-        if properties is not None:
-            properties = properties + [b""] * (self.count - len(properties))
-        return encode_columns(times, self.keys, values, properties or (), **fields)
 
     def unpack(self) -> None:
         """Forget the bytes and the sequence, so that the batch is numbered anew."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...protocol.batch import encode_body, split_columns
+from ...protocol.record import Compression
 from ..outgoing_batch import OutgoingBatch
 
 
@@ -42,5 +43,20 @@ class ColumnBatch(OutgoingBatch):
         """Key, size in bytes and time of sending of each unsettled message; the batch stays as it is."""
         return self._unsettled(*split_columns(self._body, self.count))
 
-    def _encoded(self, **fields: Any) -> bytes:
-        return encode_body(self._body, count=self.count, **fields)
+    def pack(
+        self, *, sequence: int, compression: Compression = Compression.NONE, **fields: int
+    ) -> bytes | bytearray:
+        """As of any batch."""
+        if self.data is None:
+            self.sequence = sequence
+            sent_at_ns = self.first_sent_at_ns
+            self.data = encode_body(
+                self._body,
+                count=self.count,
+                compression=compression,
+                first_sent_at_ns=sent_at_ns,
+                last_sent_at_ns=sent_at_ns,
+                sequence=sequence,
+                **fields,
+            )
+        return self.data
