@@ -297,7 +297,7 @@ class Executor:
     def _fill(self, channel: Channel) -> None:
         """Send batches until the window is full, or none is left that may be sent."""
         calls, again = self._calls, self._again
-        while len(calls) < self._in_flight_max:
+        while not calls or len(calls) < self._in_flight_max:
             if again:
                 batch: OutgoingBatch | None = again.popleft()
             elif self._troubled and self._still_troubled():
@@ -394,7 +394,7 @@ class Executor:
             self._settle(batch, call.result()[0])
 
     def _settle(self, batch: OutgoingBatch, answer: Answer) -> None:
-        assert isinstance(answer, Appended)
+        assert type(answer) is Appended
         if self.state is not STEADY and not self.state.available:
             self._tried(ExecutorEvent.ANSWERED)
         self._pauses.failures = 0

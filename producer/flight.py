@@ -149,12 +149,12 @@ class Turn:
         if not self._due:
             return
         due, self._due = self._due, {}
-        channels: set[Gathering] = set()
+        channels: dict[Gathering, None] = {}
         try:
             for executor in due:
                 channel = executor.gathering
                 if channel is not None and channel not in channels:
-                    channels.add(channel)
+                    channels[channel] = None
                     channel.gather()
                 executor.push()
         finally:
