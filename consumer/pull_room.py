@@ -118,11 +118,14 @@ class _Taken:
         """Some were freed since."""
 
     def free(self, count: int) -> int:
-        """Free the oldest `count` bytes; returns how many of them count in the room."""
-        standing = min(count, self._standing)
+        """Free the oldest `count` bytes, at most all; returns how many of them count in the room."""
+        count = min(count, self.count)
         self.count -= count
-        self._standing -= standing
         self._moved = True
+        if not self._standing:
+            return count
+        standing = min(count, self._standing)
+        self._standing -= standing
         return count - standing
 
     def note(self) -> None:
@@ -202,8 +205,7 @@ class RoomShare:
 
     def opened(self, count: int) -> None:
         """Note that bytes were opened."""
-        taken = self._unopened
-        self._room.free(taken.free(min(count, taken.count)))
+        self._room.free(self._unopened.free(count))
 
     def note(self) -> None:
         """Begin the time in which something has to move."""

@@ -32,20 +32,19 @@ from ..protocol.errors import (
     SubjectUnknownError,
 )
 from ..protocol.frames import Answer, Append, Appended
-from ..protocol.message import Receipt
 from ..protocol.record import Compression
 from ..protocol.routing import Partition
 from ..protocol.text import counted
 from ..rpc.client import BrokerClient
 from ..rpc.network import Calling, Channel, Gathering, is_answered
-from .executor_state import ExecutorEvent, ExecutorState, MessageGroup, Reach
+from .executor_state import STEADY, ExecutorEvent, ExecutorState, MessageGroup, Reach
 from .failure import NOT_HERE, Step, decide_after_failure, wait_stage
-from .flight import ExecutorOwner, Turn
+from .flight import CROWD, ExecutorOwner, Turn
 from .identity import Identity
-from .outgoing_batch import OutgoingBatch
+from .outgoing_batch import OutgoingBatch, first_receipt
 from .send_budget import SendBudget
 from .settings import ProducerSettings
-from .waiting import PartitionWaits, WaitCause
+from .waiting import NOT_WAITING, PartitionWaits, WaitCause
 
 log = logging.getLogger("keylane.producer")
 
@@ -79,20 +78,16 @@ class Executor:
     ) -> None:
         self.group = group
         self.partition = partition
-        self.state = ExecutorState(Reach.FAILS if broker is None else Reach.ANSWERS)
+        self.state = ExecutorState(Reach.FAILS) if broker is None else STEADY
         self._waits = PartitionWaits(group.partition_name, group.broker_group, clock)
-        self._broker = broker
-        self._owner = owner
-        self._may_leave = may_leave
-        self._static = static
-        self._identity = identity
-        self._producer_id = identity.producer_id
+        self._broker, self._owner = broker, owner
+        self._may_leave, self._static = may_leave, static
+        self._identity, self._producer_id = identity, identity.producer_id
         self._settings = settings
         self._compression = Compression[settings.compression.upper()]
-        self._clock = clock
-        self._budget = budget
+        self._clock, self._budget = clock, budget
         self._loop = asyncio.get_running_loop()
-        self.open = OutgoingBatch(self._loop.create_future())
+        self.open = OutgoingBatch(self._loop)
         self._queue: deque[OutgoingBatch] = deque()
         self._in_flight: deque[OutgoingBatch] = deque()
         self._calls: deque[tuple[OutgoingBatch, Calling]] = deque()
@@ -113,9 +108,9 @@ class Executor:
         """The open batch does not wait for an answer of other partitions."""
         self._linger_ms, self._in_flight_max = settings.linger_ms, settings.in_flight_max
         self._small_bytes = settings.batch_bytes // 4
+        self._append, self._timeout_ms = Append(partition.partition_id), settings.call_timeout_ms
         self._wake = asyncio.Event()
-        self._epochs = epochs
-        self._epoch = next(epochs)
+        self._epochs, self._epoch = epochs, next(epochs)
         self._next_sequence = 0
         self._pauses = settings.backoff.pauses(rng)
         """Reset whenever a batch is stored."""
@@ -131,23 +126,25 @@ class Executor:
 
     def roll(self) -> None:
         """Close the open batch to further messages and begin another."""
-        if len(self.open):
-            self._close_open()
+        if self.open.values:
+            self._queue.append(self._close_open())
             self._turn.add(self)
 
-    def _close_open(self) -> None:
-        batch, self.open = self.open, OutgoingBatch(self._loop.create_future())
-        self._queue.append(batch)
-        self._budget.enter(len(batch), batch.size)
+    def _close_open(self) -> OutgoingBatch:
+        """Take the open batch, and begin another."""
+        batch, self.open = self.open, OutgoingBatch(self._loop)
+        count = batch.count = len(batch.values)
+        self._budget.enter(count, batch.full_size - batch.room)
+        return batch
 
     def filled(self) -> None:
         """Close the open batch, which is full, and send it now: the broker works while the next one is filled."""
-        self._close_open()
+        self._queue.append(self._close_open())
         self.push()
 
     def queue(self, batch: OutgoingBatch) -> None:
         """Queue a closed batch of new messages."""
-        self._budget.enter(len(batch), batch.size)
+        self._budget.enter(batch.count, batch.size)
         self.take_over([batch])
 
     def take_over(self, batches: list[OutgoingBatch]) -> None:
@@ -175,12 +172,12 @@ class Executor:
     @property
     def batches(self) -> list[OutgoingBatch]:
         """All batches that are not settled, the oldest first."""
-        return [*self._in_flight, *self._queue, *([self.open] if len(self.open) else [])]
+        return [*self._in_flight, *self._queue, *([self.open] if self.open.values else [])]
 
     @property
     def idle(self) -> bool:
         """True while nothing is gathered, queued or in flight."""
-        return not (self._in_flight or self._queue or len(self.open))
+        return not (self._in_flight or self._queue or self.open.values)
 
     @property
     def cause(self) -> WaitCause:
@@ -244,7 +241,7 @@ class Executor:
             and (self._calls or self._broker is self._of_channel)
         ):
             self._fill(channel)
-            if not self._linger_ms or self._calls or not len(self.open):
+            if not self._linger_ms or self._calls or not self.open.values:
                 return
         self._wake.set()
 
@@ -284,11 +281,12 @@ class Executor:
                             self._settle(batch, call.result()[0])
                         else:  # stored or not, it is sent again behind one that failed: that one's epoch may end
                             batch.doubtful |= is_answered(call) or call.cancelled()
-            self._landed()
+            if not calls:
+                self._land()
 
     async def _pause(self, *, idle: bool) -> None:
         """Wait until something is left to the task, or for the end of the open batch's `linger_ms`."""
-        if not idle or not len(self.open) or not self._linger_ms:
+        if not idle or not self.open.values or not self._linger_ms:
             await self._wake.wait()
             return
         waited_ms = self._clock.boot_ms() - self.open.opened_at_ms
@@ -299,7 +297,7 @@ class Executor:
     def _fill(self, channel: Channel) -> None:
         """Send batches until the window is full, or none is left that may be sent."""
         calls, again = self._calls, self._again
-        while len(calls) < self._in_flight_max:
+        while not calls or len(calls) < self._in_flight_max:
             if again:
                 batch: OutgoingBatch | None = again.popleft()
             elif self._troubled and self._still_troubled():
@@ -309,9 +307,17 @@ class Executor:
             if batch is None:
                 break
             calls.append((batch, self._call(channel, batch)))
+            if not (again or self._troubled or self._queue):
+                break  # the open batch waits for an answer
         if calls and not self._flying:
             self._flying = True
             self._flight.partitions += 1
+
+    def _land(self) -> None:
+        """Have others send, if they wait: this partition has no batch in flight any more."""
+        if self._flying:
+            self._flying = False
+            self._flight.answered()
 
     def _still_troubled(self) -> bool:
         self._troubled = any(
@@ -319,29 +325,29 @@ class Executor:
         )
         return self._troubled
 
-    def _landed(self) -> None:
-        """Have others send if this partition has no batch in flight any more."""
-        if self._flying and not self._calls:
-            self._flying = False
-            self._flight.answered()
-
     def _take(self, *, idle: bool) -> OutgoingBatch | None:
         """Put the next batch in flight: a queued one, or the open one if `idle` and neither time nor a crowd speaks against it."""
-        if not self._queue:
-            if not idle or not len(self.open):
+        if self._queue:
+            batch = self._queue.popleft()
+        else:
+            if not idle or not self.open.values:
                 return None
-            linger_ms, flight = self._linger_ms, self._flight
-            if linger_ms:
-                if self._clock.boot_ms() - self.open.opened_at_ms < linger_ms:
-                    return None
-            elif flight.crowded and not self.waited and self.open.size < self._small_bytes:
-                flight.wait(self)
+            if (self._linger_ms or self._flight.partitions >= CROWD) and self._holds_back():
                 return None
             self.waited = False
-            self._close_open()
-        batch = self._queue.popleft()
+            batch = self._close_open()
         self._in_flight.append(batch)
         return batch
+
+    def _holds_back(self) -> bool:
+        """True while the open batch waits for its linger, or for an answer of other partitions."""
+        if self._linger_ms:
+            return self._clock.boot_ms() - self.open.opened_at_ms < self._linger_ms
+        flight = self._flight
+        if self.waited or not flight.crowded or self.open.size >= self._small_bytes:
+            return False
+        flight.wait(self)
+        return True
 
     def _call(self, channel: Channel, batch: OutgoingBatch) -> Calling:
         fresh = batch.data is None
@@ -353,14 +359,10 @@ class Executor:
             compression=self._compression,
         )
         if fresh:
-            self._next_sequence += len(batch)
+            self._next_sequence += batch.count
         batch.sends += 1
-        return channel.begin(
-            Append(self.partition.partition_id),
-            data,
-            timeout_ms=self._settings.call_timeout_ms,
-            on_answer=partial(self._answered, batch),
-        )
+        answered = partial(self._answered, batch)
+        return channel.begin(self._append, data, timeout_ms=self._timeout_ms, on_answer=answered)
 
     def _answered(self, batch: OutgoingBatch, call: Calling) -> None:
         """Settle what is stored, and send what waited for it, where the answer arrives."""
@@ -371,10 +373,17 @@ class Executor:
                 batch.doubtful = True
             self._wake.set()
             return
-        self._settle_stored()
+        calls = self._calls
+        if calls and calls[0][1] is call:
+            calls.popleft()
+            self._settle(batch, call.result()[0])
+        if calls:
+            self._settle_stored()
         if self._channel is not None:
-            self._landed()
-            if self._troubled or not self.idle:
+            if not calls and self._flying:
+                self._flying = False
+                self._flight.answered()
+            if self._troubled or self._in_flight or self._queue or self.open.values:
                 self.push()
 
     def _settle_stored(self) -> None:
@@ -385,23 +394,16 @@ class Executor:
             self._settle(batch, call.result()[0])
 
     def _settle(self, batch: OutgoingBatch, answer: Answer) -> None:
-        assert isinstance(answer, Appended)
-        partition, offset = self.partition, answer.base_offset
-        receipt = Receipt(
-            partition.partition_id,
-            offset,
-            answer.durable,
-            answer.duplicate,
-            queue=partition.queue if self._static else None,
-            logic_offset=partition.logic_start + offset if self._static and offset >= 0 else None,
-        )
-        if not self.state.available:
+        assert type(answer) is Appended
+        if self.state is not STEADY and not self.state.available:
             self._tried(ExecutorEvent.ANSWERED)
-        self._pauses.reset()
+        self._pauses.failures = 0
         self._in_flight.remove(batch)
-        self._budget.stored(batch, receipt)
-        self._waits.over()
-        self._tell_if_empty()
+        self._budget.stored(batch, first_receipt(answer, self.partition, static=self._static))
+        if self._waits.cause is not NOT_WAITING:
+            self._waits.over()
+        if self.state is not STEADY:
+            self._tell_if_empty()
 
     def _fewer(self) -> None:
         """Note that messages were given up."""
@@ -585,9 +587,7 @@ class Executor:
         self.partition = msgspec.structs.replace(self.partition, address=address)
         self._broker = broker
         self._flight.forget(self)
-        if self._flying:
-            self._flying = False
-            self._flight.answered()
+        self._land()
         self._flight = self._turn.flight(address)
         self._turn.add(self)
 

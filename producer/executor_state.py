@@ -89,12 +89,13 @@ class ExecutorState(NamedTuple):
     storing: Storing = Storing.TAKES
 
     def after(self, event: ExecutorEvent) -> ExecutorState:
-        """The state that follows `event`."""
-        return ExecutorState(
+        """The state that follows `event`; `STEADY` itself if it is that one."""
+        state = ExecutorState(
             _REACH.get((self.broker, event), self.broker),
             _LISTING.get((self.listing, event), self.listing),
             _STORING.get((self.storing, event), self.storing),
         )
+        return STEADY if state == STEADY else state
 
     @property
     def available(self) -> bool:
@@ -130,3 +131,7 @@ class ExecutorState(NamedTuple):
     def spare(self) -> bool:
         """True while the executor may take messages of other partitions."""
         return self.available and self.in_use and not self.left
+
+
+STEADY = ExecutorState(Reach.ANSWERS)
+"""Of an executor whose broker answers, and whose partition is open: asked for by `is`, for each batch."""

@@ -120,37 +120,42 @@ class Turn:
         ended: called at that end, before they send.
     """
 
-    __slots__ = ("_due", "_ended", "_flights", "_loop", "_scheduled")
+    __slots__ = ("_due", "_ended", "_flights", "_loop", "begun")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ended: Callable[[], object]) -> None:
         self._loop = loop
         self._ended = ended
-        self._scheduled = False
+        self.begun = False
+        """`ended` is called at the end of this turn."""
         self._due: dict[Pushed, None] = {}
         self._flights: dict[str | None, BrokerFlight] = {}
 
     def begin(self) -> None:
         """Have `ended` called at the end of this turn."""
-        if not self._scheduled:
-            self._scheduled = True
+        if not self.begun:
+            self.begun = True
             self._loop.call_soon(self._end)
 
     def add(self, executor: Pushed) -> None:
         """Have `executor` pushed at the end of this turn."""
         self._due[executor] = None
-        self.begin()
+        if not self.begun:
+            self.begun = True
+            self._loop.call_soon(self._end)
 
     def _end(self) -> None:
-        self._scheduled = False
+        self.begun = False
         self._ended()
         if not self._due:
             return
         due, self._due = self._due, {}
-        channels = {executor.gathering for executor in due if executor.gathering is not None}
-        for channel in channels:
-            channel.gather()
+        channels: dict[Gathering, None] = {}
         try:
             for executor in due:
+                channel = executor.gathering
+                if channel is not None and channel not in channels:
+                    channels[channel] = None
+                    channel.gather()
                 executor.push()
         finally:
             for channel in channels:

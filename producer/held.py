@@ -43,7 +43,7 @@ class HeldMessages:
         return sum(map(len, self.batches))
 
     def _new_batch(self) -> OutgoingBatch:
-        return OutgoingBatch(self._loop.create_future())
+        return OutgoingBatch(self._loop)
 
     def is_full(self, batch: OutgoingBatch, value_bytes: int) -> bool:
         """True if a message with a value of this size needs a new batch."""

@@ -23,8 +23,10 @@ from typing import Literal
 import msgspec
 
 from ..protocol.batch import BYTES_PER_MESSAGE, encode_columns
+from ..protocol.frames import Appended
 from ..protocol.message import Receipt
 from ..protocol.record import Compression
+from ..protocol.routing import Partition
 from .given_up import GivenUp
 from .placing import Place
 
@@ -40,20 +42,21 @@ class OutgoingBatch:
 
     __slots__ = (
         "_all_bound",
-        "_counted",
-        "_granted",
+        "_future",
         "_reported",
         "_runs",
         "_waiters",
+        "count",
         "data",
         "deadlines",
         "doubtful",
         "expired",
         "first_deadline_ms",
         "failed_at_ms",
-        "future",
+        "full_size",
         "keys",
         "listeners",
+        "loop",
         "marks",
         "opened_at_ms",
         "origins",
@@ -65,13 +68,16 @@ class OutgoingBatch:
         "sends",
         "sequence",
         "sent_at_ns",
+        "told",
         "tries",
         "turn",
         "values",
         "waiting",
     )
 
-    def __init__(self, future: asyncio.Future[None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        """In which its messages are awaited."""
         self.keys: list[bytes] = []
         self.values: list[bytes] = []
         self.sent_at_ns = -1
@@ -82,9 +88,12 @@ class OutgoingBatch:
         """Messages with the same time of sending: the index of the first, and that time."""
         self.properties: list[bytes] | None = None
         """Packed, up to the last message that has some; None if none has.  `properties_of` knows all."""
-        self._counted = self._granted = 0
+        self.count = 0
+        """The number of its messages, once it is closed: `send` does not count them one by one."""
         self.room = 0
         """Bytes that plain messages may take, with their overhead, before the batch is looked at; see `grant`."""
+        self.full_size = 0
+        """Its `size` once all of `room` is taken."""
         self.marks: bytearray | None = None
         """REORDERED and POSSIBLE by index, up to the last marked message; None if none is marked."""
         self.places: dict[int, Place] | None = None
@@ -104,8 +113,10 @@ class OutgoingBatch:
         self.doubtful = False
         """True once a try of it, or of one before it, ended without an answer: it may be stored in its present partition."""
         self.opened_at_ms = 0
-        self.future = future
-        """Done when all messages are settled, or when the first of several outcomes is known."""
+        self._future: asyncio.Future[None] | None = None
+        """Made when it is asked for; most batches are awaited by `waiting` alone, or not at all."""
+        self.told = False
+        """True once all messages are settled, or the first of several outcomes is known."""
         self.outcome: Outcome | list[Outcome | None] | None = None
         """The receipt of the first message or the GivenUp of all; a list, by index, if messages settle apart."""
         self.plain: tuple[int, int, str, bool | Literal["possible"]] | None = None
@@ -134,12 +145,12 @@ class OutgoingBatch:
     @property
     def size(self) -> int:
         """Bytes of keys, values and properties, with their overhead in the batch."""
-        return self._counted + self._granted - self.room
+        return self.full_size - self.room
 
     def grant(self, room: int) -> None:
         """Let plain messages take `room` bytes, in place of what was granted before; `send` lowers it with each."""
-        self._counted += self._granted - self.room
-        self._granted = self.room = room
+        self.full_size += room - self.room
+        self.room = room
 
     def add(self, key: bytes, value: bytes, packed_properties: bytes, sent_at_ns: int) -> int:
         """Append a message; returns its index."""
@@ -150,16 +161,18 @@ class OutgoingBatch:
         self.values.append(value)
         if packed_properties:
             self._add_properties(index, packed_properties)
-        self.grant(0)
-        self._counted += len(key) + len(value) + len(packed_properties) + BYTES_PER_MESSAGE
+        size = len(key) + len(value) + len(packed_properties) + BYTES_PER_MESSAGE
+        self.full_size += size - self.room
+        self.room = 0
+        self.count = index + 1
         return index
 
     def extend(self, keys: list[bytes], values: list[bytes], size: int) -> None:
         """Append messages without properties, of the time of the last one; `size` as it counts in that of the batch."""
         self.keys += keys
         self.values += values
-        self.grant(0)
-        self._counted += size
+        self.full_size += size - self.room
+        self.room = 0
 
     def _add_properties(self, index: int, packed_properties: bytes) -> None:
         """Set the properties of the message just added."""
@@ -203,7 +216,6 @@ class OutgoingBatch:
         self, takes: Callable[[int], bool]
     ) -> tuple[OutgoingBatch | None, OutgoingBatch | None]:
         """Two new batches of the unsettled messages: those that `takes(index)` is True for, and the others.  None for empty."""
-        loop = self.future.get_loop()
         parts: list[OutgoingBatch | None] = [None, None]
         for index in range(len(self)):
             if self.expired and self.settled(index):
@@ -211,7 +223,7 @@ class OutgoingBatch:
             side = 0 if takes(index) else 1
             part = parts[side]
             if part is None:
-                part = parts[side] = OutgoingBatch(loop.create_future())
+                part = parts[side] = OutgoingBatch(self.loop)
                 part.opened_at_ms = self.opened_at_ms
             part.adopt(self, index)
         return parts[0], parts[1]
@@ -303,38 +315,30 @@ class OutgoingBatch:
         """The bytes of the batch, encoded at the first call and kept."""
         if self.data is None:
             self.sequence = sequence
-            self.data = self._encoded(
+            runs, properties = self._runs, self.properties
+            first_sent_at_ns = runs[0][1]
+            if runs[0] is runs[-1]:
+                times = first_sent_at_ns.to_bytes(8, "little") * self.count
+            else:
+                times = b"".join(
+                    sent_at_ns.to_bytes(8, "little") * count for sent_at_ns, count in self._times()
+                )
+            if properties is not None:
+                properties = properties + [b""] * (self.count - len(properties))
+            self.data = encode_columns(
+                times,
+                self.keys,
+                self.values,
+                properties or (),
+                compression=compression,
                 partition_id=partition_id,
-                first_sent_at_ns=self._runs[0][1],
-                last_sent_at_ns=self._runs[-1][1],
+                first_sent_at_ns=first_sent_at_ns,
+                last_sent_at_ns=runs[-1][1],
                 producer_id=producer_id,
                 producer_epoch=producer_epoch,
                 sequence=sequence,
-                compression=compression,
             )
         return self.data
-
-    def _encoded(self, *, compression: Compression, **fields: int) -> bytes | bytearray:
-        """The bytes of the batch; `fields` as of `encode_body`."""
-        if len(self._runs) == 1:
-            times = self._runs[0][1].to_bytes(8, "little") * len(self.values)
-        else:
-            times = b"".join(
-                sent_at_ns.to_bytes(8, "little") * count for sent_at_ns, count in self._times()
-            )
-        return encode_columns(
-            times,
-            self.keys,
-            self.values,
-            self._all_properties(),
-            compression=compression,
-            **fields,
-        )
-
-    def _all_properties(self) -> list[bytes]:
-        if self.properties is None:
-            return []
-        return self.properties + [b""] * (len(self) - len(self.properties))
 
     def unpack(self) -> None:
         """Forget the bytes and the sequence, so that the batch is numbered anew."""
@@ -417,8 +421,10 @@ class OutgoingBatch:
                         outcome.durable,
                         outcome.duplicate,
                     )
-                self._tell()
-                return len(self)
+                self.told = True
+                if self.waiting or self._future is not None:
+                    self._tell()
+                return self.count
             return sum(self._settle_one(index, outcome, index) for index in range(len(self)))
         return sum(self._settle_origin(index, outcome, index) for index in range(len(self.origins)))
 
@@ -446,7 +452,7 @@ class OutgoingBatch:
         self.outcome[index] = (
             outcome if isinstance(outcome, GivenUp) else _of_message(outcome, further)
         )
-        if not self.future.done():
+        if not self.told:
             self._tell()  # from here on each SendFuture waits for its own message
         assert self._waiters is not None
         waiter = self._waiters.pop(index, None)
@@ -455,12 +461,23 @@ class OutgoingBatch:
         return True
 
     def _tell(self) -> None:
-        self.future.set_result(None)
+        self.told = True
+        if self._future is not None:
+            self._future.set_result(None)
         if self.waiting:
             waiting, self.waiting = self.waiting, {}
             for waiter in waiting:
                 if not waiter.done():
                     waiter.set_result(None)
+
+    @property
+    def future(self) -> asyncio.Future[None]:
+        """Done once the batch is `told`."""
+        if self._future is None:
+            self._future = self.loop.create_future()
+            if self.told:
+                self._future.set_result(None)
+        return self._future
 
     @property
     def settles_apart(self) -> bool:
@@ -483,7 +500,7 @@ class OutgoingBatch:
             return self.future
         waiter = self._waiters.get(index)
         if waiter is None:
-            waiter = self._waiters[index] = self.future.get_loop().create_future()
+            waiter = self._waiters[index] = self.loop.create_future()
         return waiter
 
     def receipt(self, index: int) -> Receipt:
@@ -507,6 +524,21 @@ class OutgoingBatch:
             duplicate="possible" if mark & POSSIBLE else own.duplicate,
             reordered=bool(mark & REORDERED),
         )
+
+
+def first_receipt(answer: Appended, partition: Partition, *, static: bool) -> Receipt:
+    """The receipt of the first message of a batch that `partition` has stored."""
+    offset = answer.base_offset
+    if not static:
+        return Receipt(partition.partition_id, offset, answer.durable, answer.duplicate)
+    return Receipt(
+        partition.partition_id,
+        offset,
+        answer.durable,
+        answer.duplicate,
+        queue=partition.queue,
+        logic_offset=partition.logic_start + offset if offset >= 0 else None,
+    )
 
 
 def _of_message(first: Receipt, further: int) -> Receipt:

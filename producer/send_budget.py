@@ -52,7 +52,8 @@ class SendBudget:
             when_full: called when `full` has changed.
         """
         self.bytes = 0
-        self._full = False
+        self.full = False
+        """True while the limit is reached."""
         self._when_full = when_full
         self.messages = 0
         self.acked = 0
@@ -63,47 +64,47 @@ class SendBudget:
         self._bytes_max = bytes_max
         self._unawaited: set[object] = set()
         """Tasks that do not await their last message over the limit; empty while the limit is not reached."""
-        self._room = asyncio.Event()
-        self._empty = asyncio.Event()
+        self._room: asyncio.Event | None = None
+        """Set when half of the limit is free; None: no task waits for it."""
+        self._empty: asyncio.Event | None = None
+        """Set when no message is left; None: no task waits for it."""
 
-    @property
-    def full(self) -> bool:
-        """True while the limit is reached."""
-        return self._full
-
-    @full.setter
-    def full(self, full: bool) -> None:
-        if full is not self._full:
-            self._full = full
-            if self._when_full is not None:
-                self._when_full()
+    def _note_full(self) -> None:
+        """Note that the limit is reached, or is no longer."""
+        self.full = self.bytes >= self._bytes_max
+        if not self.full:
+            self._unawaited.clear()
+        if self._when_full is not None:
+            self._when_full()
 
     def enter(self, messages: int, size: int) -> None:
         """Count messages that were queued, of `size` bytes in their batch."""
         self.messages += messages
         self.bytes += size + messages * MEMORY_PER_MESSAGE
-        self.full = self.bytes >= self._bytes_max
+        if self.bytes >= self._bytes_max and not self.full:
+            self._note_full()
 
     def leave(self, batch: OutgoingBatch) -> None:
         """Count a batch out: it is settled, or its messages are in other batches."""
-        count = len(batch)
+        count = batch.count
         self.messages -= count - batch.expired
-        self.bytes -= batch.size + count * MEMORY_PER_MESSAGE
+        self.bytes -= batch.full_size - batch.room + count * MEMORY_PER_MESSAGE
         assert self.messages >= 0
         assert self.bytes >= 0
-        self.full = self.bytes >= self._bytes_max
-        if not self.full:
-            self._unawaited.clear()
-        if self.bytes * 2 < self._bytes_max:
+        if self.full and self.bytes < self._bytes_max:
+            self._note_full()
+        if self._room is not None and self.bytes * 2 < self._bytes_max:
             self._room.set()
-        if not self.messages:
+            self._room = None
+        if self._empty is not None and not self.messages:
             self._empty.set()
+            self._empty = None
 
     def replaced(self, batch: OutgoingBatch, *rest: OutgoingBatch | None) -> None:
         """Count other batches, which have the messages of a batch now, in its place."""
         for part in rest:
             if part is not None:
-                self.enter(len(part), part.size)
+                self.enter(part.count, part.size)
         self.leave(batch)
 
     def stored(self, batch: OutgoingBatch, receipt: Receipt) -> None:
@@ -131,8 +132,9 @@ class SendBudget:
         batch.expired += 1
         self.failed += 1
         self.messages -= 1
-        if not self.messages:
+        if self._empty is not None and not self.messages:
             self._empty.set()
+            self._empty = None
 
     def unreported(self) -> GivenUpError | None:
         """The error that tells of messages given up since the last call whose futures were not awaited; None without any."""
@@ -163,11 +165,13 @@ class SendBudget:
         if self.bytes * 4 < self._bytes_max * 3:
             return
         while self.bytes * 2 >= self._bytes_max:
-            self._room.clear()
+            if self._room is None:
+                self._room = asyncio.Event()
             await self._room.wait()
 
     async def wait_until_empty(self) -> None:
         """Wait until no message is queued or in flight."""
         while self.messages:
-            self._empty.clear()
+            if self._empty is None:
+                self._empty = asyncio.Event()
             await self._empty.wait()

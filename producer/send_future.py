@@ -48,7 +48,7 @@ class SendFuture:
         batch, index = self._batch, self._index
         while type(batch.outcome) is not Receipt and not batch.settled(index):
             loop = asyncio.get_running_loop()
-            if batch.future.get_loop() is not loop:
+            if batch.loop is not loop:
                 error = OtherLoopError("the message was sent in another event loop")
                 error.fate = Fate.UNKNOWN  # it may be stored: it is sent in the other loop
                 raise error
@@ -101,7 +101,7 @@ class SendFuture:
                 self._batch.waited_for(self._index).add_done_callback(settled)
 
         if self.done():
-            self._batch.future.get_loop().call_soon(settled)
+            self._batch.loop.call_soon(settled)
         else:
             settled()
 

@@ -242,7 +242,7 @@ class Sending(ScheduledCancels, Generic[V]):
         batch = executor.open
         room = batch.room - size
         if room <= 0:
-            return self._add_and_look(executor, key, value)
+            return self._add_and_look(executor, key, value, size)
         # `OutgoingBatch.add`, written out: a producer spends most of its time here.
         batch.room = room
         values = batch.values
@@ -304,37 +304,54 @@ class Sending(ScheduledCancels, Generic[V]):
             batch.keys += keys
             batch.values += values
             return
-        if len(batch) + len(keys) > self._batch_count:
+        if len(batch.values) + len(keys) > self._batch_count:
             executor.roll()
         batch = self._open_batch(executor)
         batch.extend(keys, values, size)
         self._look(executor, batch)
 
-    def _add_and_look(self, executor: Executor, key: bytes, value: bytes) -> SendFuture:
-        """Add a plain message to a batch that has no room granted: a new one, one without a message of this turn, or one that may be full."""
-        batch = self._open_batch(executor)
-        index = batch.add(key, value, b"", batch.sent_at_ns)
-        self._look(executor, batch)
+    def _add_and_look(self, executor: Executor, key: bytes, value: bytes, size: int) -> SendFuture:
+        """Add a plain message, of `size` bytes with its overhead, to a batch that has no room granted: a new one, one without a message of this turn, or one that may be full."""
+        batch = executor.open
+        if batch.turn != self._turn_number:
+            batch = self._open_batch(executor)
+        # `OutgoingBatch.add` and `_look`, written out: a producer with little to send does this for each message.
+        values = batch.values
+        index = len(values)
+        values.append(value)
+        batch.keys.append(key)
+        size += batch.full_size - batch.room
+        count_left = self._batch_count - index - 1
+        room = min(self._batch_bytes - size, count_left * BYTES_PER_MESSAGE)
+        if room > 0:
+            batch.room, batch.full_size = room, size + room
+        else:
+            batch.room, batch.full_size = 0, size
+            executor.filled()
         return BatchFuture(batch, index)
 
     def _open_batch(self, executor: Executor) -> OutgoingBatch:
         """The open batch of an executor, for messages of this turn of the event loop."""
         batch = executor.open
         if batch.turn != self._turn_number:
-            if len(batch) or self._turn_ns == UNREAD:
-                batch.at(self._time_ns())
+            self._home.check()
+            is_new = not batch.values
+            if is_new:
+                executor.started()
+            if self._turn_ns == UNREAD:
+                self._turn_ns = self._now_ns()
+                if not self._turn.begun:
+                    self._turn.begin()
+                batch.at(self._turn_ns)
             else:  # a new batch has a time of its own, which the others do not take over
-                self._home.check()
-                batch.at(self._now_ns())
+                batch.at(self._now_ns() if is_new else self._turn_ns)
             batch.turn = self._turn_number
             self._touched.append(batch)
-            if not len(batch):
-                executor.started()
         return batch
 
     def _look(self, executor: Executor, batch: OutgoingBatch) -> None:
         """Send the open batch if it is full, or grant the room that it has."""
-        count_left = self._batch_count - len(batch)
+        count_left = self._batch_count - len(batch.values)
         bytes_left = self._batch_bytes - batch.size
         if count_left > 0 and bytes_left > 0:
             batch.grant(min(bytes_left, count_left * BYTES_PER_MESSAGE))
@@ -416,15 +433,17 @@ class Sending(ScheduledCancels, Generic[V]):
         self._home.check()  # not for each message, because it costs a third of a send
         if self._turn_ns == UNREAD:
             self._turn_ns = self._now_ns()
-            self._turn.begin()
+            if not self._turn.begun:
+                self._turn.begin()
         return self._turn_ns
 
     def _end_turn(self) -> None:
         self._turn_ns = UNREAD
         self._turn_number += 1
         touched, self._touched = self._touched, []
-        for batch in touched:
-            batch.grant(0)  # its next message has another time
+        for batch in touched:  # no room is granted any more: the next message has another time
+            batch.full_size -= batch.room
+            batch.room = 0
 
     def _send_aside(
         self,

@@ -52,6 +52,11 @@ ZSTD_LEVEL = 1
 BYTES_PER_MESSAGE = 8 + 3 * 4
 """Overhead of a message in a batch: its time and three lengths."""
 _NO_HEADER = bytes(HEADER_BYTES)
+_EMPTY = bytearray()
+_ONE = Struct("<III")
+"""The lengths of a single message."""
+_ONE_TIMED = Struct("<qIII")
+"""The same, behind its time."""
 FEW = 64
 """Up to this number of messages the layout of their lengths is kept, because it takes as long to make as to use."""
 SAME_SIZE_BLOCK = 32
@@ -108,22 +113,12 @@ def encode_columns(
     The header is written into the joined columns, so that they are not copied behind it.
     """
     count = len(values)
-    assert 0 < count <= BATCH_COUNT_MAX
-    assert len(keys) == count == len(times) // 8
-    lengths = _lengths(count) if count <= FEW else struct.Struct(f"<{count}I")
-    blobs = b"".join(properties) if properties else b""
-    record = bytearray().join(
-        (
-            _NO_HEADER,
-            times,
-            lengths.pack(*map(len, keys)),
-            lengths.pack(*map(len, values)),
-            lengths.pack(*map(len, properties)) if blobs else bytes(4 * count),
-            *keys,
-            *values,
-            blobs,
-        )
-    )
+    if count == 1:  # as a producer with little to send makes them
+        (key,), (value,), (packed,) = keys, values, properties or (b"",)
+        lengths = _ONE.pack(len(key), len(value), len(packed))
+        record = _EMPTY.join((_NO_HEADER, times, lengths, key, value, packed))
+    else:
+        record = _EMPTY.join(_columns_of(times, keys, values, properties))
     if compression is not Compression.NONE:
         body = bytes(memoryview(record)[HEADER_BYTES:])
         return encode_body(body, count=count, compression=compression, **fields)
@@ -132,6 +127,27 @@ def encode_columns(
         len(record), body_crc, kind=Kind.MESSAGES, count=count, **fields
     )
     return record
+
+
+def _columns_of(
+    times: bytes, keys: Sequence[bytes], values: Sequence[bytes], properties: Sequence[bytes]
+) -> Sequence[bytes]:
+    """The columns of a record, behind room for its header."""
+    count = len(values)
+    assert 0 < count <= BATCH_COUNT_MAX
+    assert len(keys) == count == len(times) // 8
+    lengths = _lengths(count) if count <= FEW else struct.Struct(f"<{count}I")
+    blobs = b"".join(properties) if properties else b""
+    return (
+        _NO_HEADER,
+        times,
+        lengths.pack(*map(len, keys)),
+        lengths.pack(*map(len, values)),
+        lengths.pack(*map(len, properties)) if blobs else bytes(4 * count),
+        *keys,
+        *values,
+        blobs,
+    )
 
 
 @lru_cache(maxsize=FEW)
@@ -354,6 +370,12 @@ def column_views(data: bytes | memoryview, header: Header, start: int = 0) -> Co
     else:
         view = memoryview(data)[start : start + header.length]
     first = HEADER_BYTES
+    if count == 1:
+        sent_at_ns, *sizes = _ONE_TIMED.unpack_from(view, first)
+        edges = list(accumulate(sizes, initial=first + BYTES_PER_MESSAGE))
+        if edges[3] != len(view):
+            raise CorruptBatchError("the lengths do not add up", length=len(view), found=edges[3])
+        return Columns(array("q", (sent_at_ns,)), edges[:2], edges[1:3], edges[2:], view)
     times: array[int] = array("q")
     times.frombytes(view[first : first + 8 * count])
     lengths = view[first + 8 * count : first + BYTES_PER_MESSAGE * count]
@@ -410,8 +432,8 @@ def batch_starts(data: bytes | memoryview) -> list[tuple[int, Header]]:
         CorruptBatchError: as `check_batch`.
     """
     batches = []
-    start = 0
-    while start < len(data):
+    start, end = 0, len(data)
+    while start < end:
         header = check_batch(data, start)
         batches.append((start, header))
         start += header.length

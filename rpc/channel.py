@@ -50,15 +50,14 @@ class WebSocketChannel:
         self._on_throttled = on_throttled
         self._next_id = itertools.count(1).__next__
         self._broken: str | None = None
+        self.closed = False
+        """True once it cannot carry calls any more."""
+        self.gather, self.flush = socket.gather, socket.flush
+        """See `network.Gathering`."""
         self._told = ""
         """Why the broker closes the connection."""
         socket.on_message = self._take
         self._reader = asyncio.create_task(self._read(), name=f"channel {address}")
-
-    @property
-    def closed(self) -> bool:
-        """True once it cannot carry calls any more."""
-        return self._broken is not None
 
     async def call(
         self, request: Request, payload: bytes = b"", *, timeout_ms: int
@@ -76,8 +75,9 @@ class WebSocketChannel:
         on_part: OnPart | None = None,
     ) -> Calling:
         """See `network.Channel.begin`."""
-        call = Call(self._loop.create_future(), on_answer, type(request), timeout_ms, on_part)
-        if self._broken is not None:
+        loop = self._loop
+        call = Call(asyncio.Future(loop=loop), on_answer, type(request), timeout_ms, on_part)
+        if self.closed:
             text = f"the connection to {self._address} is closed: {self._broken}"
             call.failed(NotSentError(text))
             return call.future
@@ -91,18 +91,10 @@ class WebSocketChannel:
             call.failed(OutcomeUnknownError(text))
         else:
             self._waiting[correlation_id] = call
-            end = self._ends[correlation_id] = self._loop.time() + timeout_ms / 1000
+            end = self._ends[correlation_id] = loop.time() + timeout_ms / 1000
             if end < self._next_end:
                 self._end_late_at(end)
         return call.future
-
-    def gather(self) -> None:
-        """See `network.Gathering`."""
-        self._socket.gather()
-
-    def flush(self) -> None:
-        """See `network.Gathering`."""
-        self._socket.flush()
 
     def _end_late_at(self, end: float) -> None:
         if self._timer is not None:
@@ -129,18 +121,19 @@ class WebSocketChannel:
             correlation_id, answer, payload = decode_answer(data)
         except FrameError:
             return False
-        if isinstance(answer, Refused) and correlation_id == 0:
+        if type(answer) is Refused and correlation_id == 0:
             self._told = answer.message
-        elif isinstance(answer, Throttled):
+        elif type(answer) is Throttled:
             self._give_time(answer)
             return True
         call = self._waiting.get(correlation_id)
-        if call is not None and not call.takes_part(answer, payload):
-            del self._waiting[correlation_id], self._ends[correlation_id]
-            if isinstance(answer, Refused):
-                call.failed(refusal_error(answer))
-            else:
-                call.answered((answer, payload))
+        if call is None or (call.on_part is not None and call.takes_part(answer, payload)):
+            return True
+        del self._waiting[correlation_id], self._ends[correlation_id]
+        if type(answer) is Refused:
+            call.failed(refusal_error(answer))
+        else:
+            call.answered((answer, payload))
         return True
 
     async def _read(self) -> None:
@@ -161,6 +154,7 @@ class WebSocketChannel:
                 or f"closed by the other side, code {code}"
             )
             reason = self._broken = self._broken or reason
+            self.closed = True
             text = f"the connection to {self._address} ended: {reason}"
             waiting, self._waiting = self._waiting, {}
             self._ends.clear()
@@ -182,6 +176,7 @@ class WebSocketChannel:
     async def close(self) -> None:
         """Close the connection; calls under way fail with OutcomeUnknownError."""
         self._broken = self._broken or "closed on this side"
+        self.closed = True
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
         if not self._socket.closed:  # the reader was cancelled before its first step

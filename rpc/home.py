@@ -102,9 +102,10 @@ class Home:
         Raises:
             ClosedError, ForkedError, OtherLoopError
         """
+        if asyncio._get_running_loop() is self._loop is not None:
+            return  # a fork ends with `_loop` None
         self.check_not_elsewhere()
-        if self._loop is None:
-            raise ClosedError(f"the {self._what} is not open; use: async with")
+        raise ClosedError(f"the {self._what} is not open; use: async with")
 
     def check_not_elsewhere(self) -> None:
         """As `check`, but a closed client passes."""

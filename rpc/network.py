@@ -22,11 +22,6 @@ def is_answered(call: Calling) -> bool:
     return call.done() and not call.cancelled() and call.exception() is None
 
 
-def is_part(answer: Answer) -> bool:
-    """True if another answer to the same request follows."""
-    return type(answer) is Batches and answer.more
-
-
 class Call:
     """A call under way at the client: its caller waits for `future`, and its channel ends it."""
 
@@ -48,7 +43,7 @@ class Call:
 
     def takes_part(self, answer: Answer, payload: memoryview) -> bool:
         """Give one of several answers to who waits for them; False: it is the last one."""
-        if not is_part(answer) or self.on_part is None:
+        if self.on_part is None or not (type(answer) is Batches and answer.more):
             return False
         if not self.future.done():
             self.on_part(answer, payload)

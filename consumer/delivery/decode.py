@@ -29,6 +29,22 @@ def decode_messages(
         delivery: takes the acks of the messages.
     """
     blob, props = batch.blob, batch.property_edges
+    if header.count == 1:
+        (key_start, key_end), (start, end) = batch.key_edges, batch.value_edges
+        return [
+            Message(
+                subject,
+                bytes(blob[key_start:key_end]),
+                bytes(blob[start:end]),
+                header.base_offset,
+                partition_id,
+                batch.sent_at_ns[0],
+                token,
+                1,
+                bytes(blob[props[0] : props[1]]),
+                delivery,
+            )
+        ]
     bare = props[0] == props[-1]
     make: Callable[..., Message[Any]] = Message
     return list(

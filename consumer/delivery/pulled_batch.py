@@ -91,7 +91,9 @@ class CutBatch:
         self.columns = columns
         self.header = header
         self.ranges = ranges
-        self.count = sum(end - start for start, end in ranges)
+        self.count = 0
+        for start, end in ranges:
+            self.count += end - start
         self.is_plain = False
 
     def wanted(self, messages: list[Message[Any]]) -> list[Message[Any]]:

@@ -180,6 +180,9 @@ class BatchLanes:
         self._lone: Batch | None = None
         """A running batch whose keys are not among the busy ones yet: nothing was taken since, and no other batch has keys."""
 
+    def take_only(self) -> None:
+        """As of `Lanes`: none."""
+
     def note_alone(self) -> None:
         """Nothing: a batch is noted when it is taken."""
 

@@ -132,25 +132,26 @@ class Lanes:
     def put(self, messages: Sequence[Message]) -> None:
         """Add messages of one partition, in the order of their offsets, before the batches that are stored."""
         self._plain = None if self.arrived or self._paused else _plain_client(messages)
-        self._put(messages)
+        if self._paused:
+            self._put_beside_paused(messages)
+        else:
+            self.arrived.extend(messages)
 
     def put_batch(self, batch: UnopenedBatch) -> None:
         """Add a batch of one partition."""
         if batch.count:
             self._stored.append(batch)
 
-    def _put(self, messages: Iterable[Message]) -> None:
-        if self._paused:
-            self._put_beside_paused(messages)
-        else:
-            self.arrived.extend(messages)
-
     def _open(self) -> None:
         """Open the next batch, while nothing else has arrived."""
         batch = self._stored.popleft()
         messages = batch.messages()
-        self._plain = batch.client if batch.is_plain and not self._paused else None
-        self._put(messages)
+        if self._paused:
+            self._plain = None
+            self._put_beside_paused(messages)
+        else:
+            self._plain = batch.client if batch.is_plain else None
+            self.arrived.extend(messages)
 
     def take_only(self) -> Message | None:
         """
@@ -158,13 +159,14 @@ class Lanes:
 
         It needs no run, whose callback would cost a turn of the event loop even if it is cancelled.
         """
-        while not self.arrived and self._stored:
+        if self.alone is not None or self.run is not None or self.due:
+            return None
+        arrived = self.arrived
+        while not arrived and self._stored:
             self._open()
-        if len(self.arrived) != 1 or self._stored or self._plain is None:
+        if len(arrived) != 1 or self._stored or self._plain is None or arrived[0].key in self.busy:
             return None
-        if self.arrived[0].key in self.busy:
-            return None
-        self.alone = self.arrived.popleft()
+        self.alone = arrived.popleft()
         return self.alone
 
     @property

@@ -42,7 +42,8 @@ class Retries(Generic[T]):
 
     def __init__(self, concurrency: int) -> None:
         self._concurrency = concurrency
-        self._waiting: list[tuple[int, int, T]] = []
+        self.waiting: list[tuple[int, int, T]] = []
+        """A heap of (time of the next try, number, message)."""
         self._number = 0
         self._under_way: dict[int, int] = {}
         """By `id(message)`: when its try began; 0 before it began."""
@@ -50,12 +51,12 @@ class Retries(Generic[T]):
         """Until then the workers' time belongs to first tries, in return for the retries that ran."""
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     def wait(self, message: T, due_ns: int) -> None:
         """Add a message that failed; its next try is at `due_ns` at the earliest."""
         self._number += 1
-        heapq.heappush(self._waiting, (due_ns, self._number, message))
+        heapq.heappush(self.waiting, (due_ns, self._number, message))
 
     def take(self, now_ns: int, *, others_wait: bool) -> list[T]:
         """
@@ -64,7 +65,7 @@ class Retries(Generic[T]):
         Args:
             others_wait: first tries of other messages are waiting for a worker.
         """
-        waiting, taken = self._waiting, []
+        waiting, taken = self.waiting, []
         while waiting and self._free_at_ns(now_ns, others_wait=others_wait) <= now_ns:
             message = heapq.heappop(waiting)[2]
             self._under_way[id(message)] = 0
@@ -73,12 +74,12 @@ class Retries(Generic[T]):
 
     def next_ns(self, now_ns: int, *, others_wait: bool) -> int | None:
         """The time to call `take` again unless a try ends before; None if a try must end first."""
-        free_at_ns = self._free_at_ns(now_ns, others_wait=others_wait) if self._waiting else NEVER
+        free_at_ns = self._free_at_ns(now_ns, others_wait=others_wait) if self.waiting else NEVER
         return None if free_at_ns == NEVER else free_at_ns
 
     def _free_at_ns(self, now_ns: int, *, others_wait: bool) -> int:
         """The time at which the first waiting message may be tried; NEVER: not before a try ends."""
-        free_at_ns = self._waiting[0][0]
+        free_at_ns = self.waiting[0][0]
         if others_wait:
             free_at_ns = max(free_at_ns, self._owed_until_ns - BURST_NS)
         share = SHARE if others_wait else WORKERS_PER_TRY
@@ -102,10 +103,10 @@ class Retries(Generic[T]):
 
     def drop(self, ours: Callable[[T], bool]) -> list[T]:
         """Forget and return the waiting messages that are `ours`; tries under way are not affected."""
-        dropped = [entry[2] for entry in self._waiting if ours(entry[2])]
+        dropped = [entry[2] for entry in self.waiting if ours(entry[2])]
         if dropped:
-            self._waiting = [entry for entry in self._waiting if not ours(entry[2])]
-            heapq.heapify(self._waiting)
+            self.waiting = [entry for entry in self.waiting if not ours(entry[2])]
+            heapq.heapify(self.waiting)
         return dropped
 
 

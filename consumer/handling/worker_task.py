@@ -64,25 +64,26 @@ class IdleWorkers:
     loop between.
     """
 
-    __slots__ = ("_waiting",)
+    __slots__ = ("waiting",)
 
     def __init__(self) -> None:
-        self._waiting: dict[asyncio.Future[None], None] = {}
+        self.waiting: dict[asyncio.Future[None], None] = {}
+        """A future of each."""
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     def wake_one(self) -> None:
         """Wake an idle worker."""
-        while self._waiting:
-            waiter = self._waiting.popitem()[0]
+        while self.waiting:
+            waiter = self.waiting.popitem()[0]
             if not waiter.done():
                 waiter.set_result(None)
                 return
 
     def wake_all(self) -> None:
         """Wake every idle worker."""
-        waiting, self._waiting = self._waiting, {}
+        waiting, self.waiting = self.waiting, {}
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
@@ -90,12 +91,12 @@ class IdleWorkers:
     async def wait(self) -> None:
         """Wait until this worker is woken."""
         waiter = asyncio.get_running_loop().create_future()
-        self._waiting[waiter] = None
+        self.waiting[waiter] = None
         try:
             await waiter
         except BaseException:
-            if waiter in self._waiting:
-                del self._waiting[waiter]
+            if waiter in self.waiting:
+                del self.waiting[waiter]
             else:
                 self.wake_one()  # what it was woken for is another's now
             raise

@@ -94,20 +94,16 @@ class Workers:
         acks_each: bool = False,
         failing: Failing | None = None,
     ) -> None:
-        self._acks_each = acks_each
+        self._acks_each, self._ordered = acks_each, ordered
         self._failing = failing or Failing()
-        self._ordered = ordered
         self._lanes = Lanes(ordered=ordered)
-        self._handler = handler
-        self._is_async = is_async(handler)
-        self._handover_ms = handover_ms
-        self._backoff = backoff
+        self._handler, self._is_async = handler, is_async(handler)
+        self._handover_ms, self._backoff = handover_ms, backoff
         self._boot_ns = clock.boot_ns
         self._readings = boot_seconds(clock)
         self._run_size = RUN_MIN
         """Of the next run: twice as many after each that ends without a wait."""
-        self._rng = rng
-        self._on_crash = on_crash
+        self._rng, self._on_crash = rng, on_crash
         self._log_throttle = LogThrottle(ordered=ordered)
         self._retries: Retries[Message] = Retries(concurrency)
         self._timer: asyncio.TimerHandle | None = None
@@ -140,7 +136,7 @@ class Workers:
 
         While no handler waits, that is one, or none if one is awake: it wakes the others once its handler waits.
         """
-        work, idle = self._work, len(self._work)
+        work, idle = self._work, len(self._work.waiting)
         if idle == len(self._workers) and self._lanes.may_run and not self._acks_each:
             work.wake_one()
         elif idle and (self._acks_each or not self._lanes.may_run or self._runs_beside(None)):
@@ -210,25 +206,20 @@ class Workers:
         if not self._closed:
             self._on_crash(WorkerCancelledError())
 
-    async def _take_turns(  # noqa: C901, PLR0912 - one loop, on purpose
-        self, worker: WorkerTask, message: Message | None
-    ) -> None:
+    async def _take_turns(self, worker: WorkerTask, message: Message | None) -> None:  # noqa: C901, PLR0912 - one loop, on purpose
         # One loop without calls of our own in between: a consumer spends most of its time here.
         lanes = self._lanes
         take, finish = lanes.take, lanes.finish
         boot_ns, handler, awaited = self._boot_ns, self._handler, self._is_async
-        acks_each = self._acks_each
+        acks_each, work, retries = self._acks_each, self._work, self._retries
         while True:
             left = self._per_turn
-            if (
-                message is None
-                and lanes.may_run
-                and not acks_each
-                and not self._runs_beside(worker)
-            ):
-                message, left = await self._run_alone(worker)
-            if left and self._work and lanes.has_waiting:
-                self._work.wake_all()
+            if message is not None or (message := lanes.take_only()) is None:
+                alone = message is None and lanes.may_run and not acks_each
+                if alone and not self._runs_beside(worker):
+                    message, left = await self._run_alone(worker)
+                if left and work.waiting and lanes.has_waiting:
+                    work.wake_all()
             for _ in range(left):
                 if message is None:
                     if lanes.may_be_alone and lanes.arrived[0].key not in lanes.busy:
@@ -262,15 +253,20 @@ class Workers:
                 else:
                     message = finish(message.key)
             worker.message = None
-            worker.take_back_cancel()
-            if message is None and not lanes.has_waiting and not self._start_due():
-                await self._work.wait()
+            if worker.cancelled_message is not None:
+                worker.take_back_cancel()
+            if (
+                message is None
+                and not lanes.has_waiting
+                and not (retries.waiting and self._start_due())
+            ):
+                await work.wait()
             else:
                 await asyncio.sleep(0)
 
     def _runs_beside(self, worker: WorkerTask | None) -> bool:
         """True if the handler of another worker runs, which waits."""
-        if worker is not None and len(self._work) >= len(self._workers) - 1:
+        if worker is not None and len(self._work.waiting) >= len(self._workers) - 1:
             return False  # all others are idle
         return any(other.message is not None for other in self._workers if other is not worker)
 
@@ -285,8 +281,6 @@ class Workers:
             The next message of the last one's lane, which counts as running, and how many more messages are for this turn.
         """
         lanes, left, until_s = self._lanes, RUN_MAX, next(self._readings) + RUN_S
-        if (only := lanes.take_only()) is not None:
-            return only, self._per_turn
         while left > 0 and (run := lanes.begin_run(min(left, self._run_size), worker)):
             worker.message = None
             waits = asyncio.get_running_loop().call_soon(self._interrupt, run)

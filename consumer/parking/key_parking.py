@@ -42,7 +42,7 @@ class KeyParking:
         """Keys whose messages are not handed out."""
         self.has_parked = False
         """True once something was parked on the partition, here or before."""
-        self._version = 0
+        self.version = 0
         """The broker's, when its keys were listed last; 0: nothing is parked."""
         self._context = context
         self._sender = ParkSender(context)
@@ -89,7 +89,7 @@ class KeyParking:
 
     def knows(self, version: int) -> bool:
         """True if `check` has nothing to learn."""
-        return version <= self._version
+        return version <= self.version
 
     async def check(self, version: int) -> None:
         """Learn what an operator has changed, if a version of the broker's is newer than the one that is known."""
@@ -110,7 +110,7 @@ class KeyParking:
             rows += decode_key_rows(payload)
             version, first = answer.parked_version, answer.following
             self._ancestors.unneeded = answer.unneeded
-        self._version = version
+        self.version = version
         rows = [row for row in rows if row.key not in self._freed_lately]
         self.keys.update(row.key for row in rows if isinstance(row.key, bytes) and row.key)
         for row in rows:

@@ -277,7 +277,7 @@ class AckSender:
             answer, _ = calling.result()
             assert isinstance(answer, Acked)
             self._confirmed(request, answer)
-            self._pauses.reset()
+            self._pauses.failures = 0
             if not self._partition.knows_parked(answer.parked_version):
                 trouble.set_result(answer.parked_version)
         except OverloadedError as error:
@@ -315,10 +315,9 @@ class AckSender:
         self._sent_s = self._loop.time()
         ranges = self.handled.take()
         waiters, self._waiters = self._waiters, []
-        failed = self.tries.next()
+        failed, oldest = self.tries.told_with(ranges)
         begun = tuple(self._begun.items()) if self._begun else ()
-        self.tries.ended(ranges)
-        ack = Ack(*self._who, ranges, failed, self.tries.oldest(), begun)
+        ack = Ack(*self._who, ranges, failed, oldest, begun)
         return AckRequest(ack, waiters, self.handled.left_over)
 
     def _take_back(self, request: AckRequest) -> None:
@@ -329,7 +328,8 @@ class AckSender:
     def _confirmed(self, request: AckRequest, answer: Acked) -> None:
         """Note that the broker has a request durably."""
         self.handled.confirmed()
-        self.tries.told(request.ack.failed)
+        if request.ack.failed:
+            self.tries.told(request.ack.failed)
         for offset, _ in request.ack.begun:
             del self._begun[offset]
         if not self.handled.at_range_limit:
@@ -339,7 +339,7 @@ class AckSender:
         self._partition.acked_to(answer)
         if request.left_over:
             self._waiters = request.waiters + self._waiters
-        else:
+        elif request.waiters:
             release(request.waiters, durable=True)
 
     def _refused(self, request: AckRequest, error: OverloadedError) -> bool:

@@ -72,6 +72,10 @@ class AckQueue:
         if self._start < self.end:
             self._ranges.append((self._start, self.end))
             self._start = self.end
+            if len(self._ranges) == 1 and not self.under_way:  # as of handlers that keep up
+                self.under_way, self._ranges = self._ranges, []
+                self.left_over = False
+                return tuple(self.under_way)
         joined = list(IntervalSet(self.under_way + self._ranges))
         self.under_way = joined[: self._ranges_max]
         self._ranges = joined[self._ranges_max :]
@@ -81,7 +85,8 @@ class AckQueue:
     def confirmed(self) -> None:
         """Note that the broker has made the ranges under way durable."""
         self.under_way = []
-        self._ranges_max = min(2 * self._ranges_max, RANGES_PER_REQUEST)
+        if self._ranges_max < RANGES_PER_REQUEST:
+            self._ranges_max = min(2 * self._ranges_max, RANGES_PER_REQUEST)
         if not self._ranges:
             self.at_range_limit = False
 

@@ -123,7 +123,7 @@ class BroadcastClient(PullClient):
         await self._wait_while_held()
         await self._wait_for_capacity(self._settings.buffer_messages)
         self.waiting_for = "messages"
-        answer, payload = await self._broker.call(
+        answer, payload = await self.broker.call(
             Read(self.partition_id, self._offsets.next_offset, self._settings.pull_bytes)
         )
         assert isinstance(answer, Batches)

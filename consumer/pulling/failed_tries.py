@@ -37,7 +37,7 @@ class FailedTries:
 
     def __init__(self) -> None:
         self._untold: dict[int, int] = {}
-        self._earlier: dict[int, int] = {}
+        self.earlier: dict[int, int] = {}
         """Under earlier grants, of messages that were not pulled yet."""
         self._failing: dict[int, _LastFailure] = {}
         """Offset → the last failure of a message that waits for its next try, or that it hangs."""
@@ -48,20 +48,15 @@ class FailedTries:
         """True if the broker was not told of some."""
         return bool(self._untold)
 
-    @property
-    def has_earlier(self) -> bool:
-        """True if messages that are not pulled yet may have failed under earlier grants."""
-        return bool(self._earlier)
-
     def begin(self, earlier: Iterable[tuple[int, int]]) -> None:
         """Note what the broker knows when the partition is acquired."""
-        self._earlier = dict(earlier)
+        self.earlier = dict(earlier)
 
     def count_on(self, messages: Iterable[Message]) -> None:
         """Have the attempts of messages that were just pulled begin behind those of earlier grants."""
-        if self._earlier:
+        if self.earlier:
             for message in messages:
-                message.attempt += self._earlier.pop(message.offset, 0)
+                message.attempt += self.earlier.pop(message.offset, 0)
 
     def failed(self, message: Message, failure: Failure) -> None:
         """Note that the present attempt of a message failed."""
@@ -123,8 +118,16 @@ class FailedTries:
             running_ms=failed.running_ms,
         )
 
+    def told_with(self, ranges: tuple[Range, ...]) -> tuple[Tries, FailingMessage | None]:
+        """What the next request tells, which acks `ranges`: as `next`, and as `oldest` once these have `ended`."""
+        if not (self._untold or self._failing or self._redriven):
+            return (), None
+        failed = self.next()
+        self.ended(ranges)
+        return failed, self.oldest()
+
     def next(self) -> Tries:
-        """What the next request tells."""
+        """Tries that failed and that the broker was not told of, as many as a request takes."""
         return tuple(islice(self._untold.items(), TOLD_MAX)) if self._untold else ()
 
     def told(self, tries: Tries) -> None:

@@ -21,10 +21,12 @@ from ...protocol.record import Header
 class FetchOffsets:
     """The offsets of one partition under one grant."""
 
-    __slots__ = ("_acked", "cursor", "end_offset", "missed", "next_offset")
+    __slots__ = ("_acked", "_acked_end", "cursor", "end_offset", "missed", "next_offset")
 
     def __init__(self) -> None:
         self._acked = AckedOffsets()
+        self._acked_end = 0
+        """One past the last offset of `_acked`."""
         self.next_offset = -1
         """The first offset that is not pulled yet; -1 before `begin`."""
         self.cursor = 0
@@ -52,6 +54,7 @@ class FetchOffsets:
     def begin(self, cursor: int, ranges: tuple[Range, ...]) -> None:
         """Pull from `cursor` on, and skip `ranges`: half-open, acked above it."""
         self._acked = AckedOffsets(cursor, list(ranges))
+        self._acked_end = max((cursor, *(end for _, end in ranges)))
         self.next_offset = self.cursor = cursor
 
     def unseen(self, messages: list[Message], header: Header) -> list[Message]:
@@ -71,8 +74,12 @@ class FetchOffsets:
         Raises:
             OutcomeUnknownError: messages before the batch did not come.
         """
+        start, end = header.base_offset, header.base_offset + header.count
+        if start == self.next_offset and start >= self._acked_end:  # as nearly all
+            self.next_offset = end
+            return [(start, end)]
         self._check_follows(header)
-        return self.pass_over(header.base_offset, header.next_offset)
+        return self.pass_over(start, end)
 
     def _check_follows(self, header: Header) -> None:
         if header.base_offset > self.next_offset:

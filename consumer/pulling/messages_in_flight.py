@@ -66,7 +66,7 @@ class MessagesInFlight:
 
     def has_capacity(self, limit: int) -> bool:
         """True if one more message fits, and nothing blocks."""
-        return self.capacity(limit) > 0 and not self._blocked
+        return not self._blocked and (self.count < limit or self.capacity(limit) > 0)
 
     async def wait_for_capacity(self, limit: int) -> None:
         """If full, wait until the count is down to limit/RESUME_SHARE (hysteresis)."""

@@ -44,9 +44,10 @@ class PullProgress:
 
     def pulled(self, header: Header) -> None:
         """Note that a batch was pulled."""
-        self._unacked.append((header.next_offset, header.first_sent_at_ns))
+        next_offset = header.base_offset + header.count
+        self._unacked.append((next_offset, header.first_sent_at_ns))
         self._last_ns = header.last_sent_at_ns
-        self.end_offset = max(self.end_offset, header.next_offset)
+        self.end_offset = max(self.end_offset, next_offset)
 
     def acked(self, cursor: int) -> None:
         """Note that everything below `cursor` is acked."""

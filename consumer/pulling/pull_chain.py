@@ -120,9 +120,10 @@ class PullChain:
         if waiter is None or waiter.done():
             return
         try:
-            if not self._client.take_at_once(answer, payload):
+            client = self._client
+            if not client.take_at_once(answer, payload):
                 waiter.set_result((answer, payload))
-            elif not self._may_go_on():
+            elif client.broker is not self._broker or not client.may_pull():
                 waiter.set_result(None)
         except Exception as error:  # noqa: BLE001 - the task decides
             _fail(waiter, error)
@@ -133,17 +134,15 @@ class PullChain:
             return
         try:
             answer, payload = calling.result()
-            if not self._client.take_at_once(answer, payload):
+            client = self._client
+            if not client.take_at_once(answer, payload):
                 waiter.set_result((answer, payload))
-            elif self._may_go_on() and not channel.closed:
-                self._send(channel, self._client.pull_request())
+            elif client.broker is self._broker and client.may_pull() and not channel.closed:
+                self._send(channel, client.pull_request())
             else:
                 waiter.set_result(None)
         except Exception as error:  # noqa: BLE001 - the task decides
             _fail(waiter, error)
-
-    def _may_go_on(self) -> bool:
-        return self._client.broker is self._broker and self._client.may_pull()
 
 
 def _fail(waiter: asyncio.Future[tuple[Answer, memoryview] | None], error: Exception) -> None:

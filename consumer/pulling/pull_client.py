@@ -37,7 +37,6 @@ from ...protocol.limits import PULL_ANSWERS_MAX
 from ...protocol.message import Delivery, Message
 from ...protocol.record import Header
 from ...protocol.text import counted
-from ...rpc.client import BrokerClient
 from ...rpc.connections import Connections
 from ..delivery.decode import decode_messages
 from ..delivery.pulled_batch import CutBatch, PulledBatch
@@ -100,12 +99,10 @@ class PullClient(UserAcks, SettingAside, PullViews):
         owner: PullOwner,
     ) -> None:
         self.partition_id = int(grant.partition.partition_id)
-        self.leased_id = self.partition_id
-        self.token = grant.token
+        self.leased_id, self.token = self.partition_id, grant.token
         self.queue = int(grant.partition.queue)
         self.logic_start = grant.partition.logic_start
-        self.group = group
-        self.session, self.codec = session, owner.codec
+        self.group, self.session, self.codec = group, session, owner.codec
         self.client = self
         """As a delivery of messages: the pull client whose messages end together."""
         self.life = Lifetime(deadline_ms)
@@ -116,7 +113,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
         self._who = (self.partition_id, group, session, self.token)
         assert grant.partition.address is not None
         self._connections = connections
-        self._broker = connections.broker_at(grant.partition.address)
+        self.broker = connections.broker_at(grant.partition.address)
         self._settings = settings
         self._clock, self._rng = clock, rng
         self.wall_ms, self.boot_ns = clock.wall_ms, clock.boot_ns
@@ -172,8 +169,8 @@ class PullClient(UserAcks, SettingAside, PullViews):
         """
         if not self.life.renew(deadline_ms, self._clock.boot_ms()):
             return
-        if address is not None and address != self._broker.address:
-            self._broker = self._connections.broker_at(address)
+        if address is not None and address != self.broker.address:
+            self.broker = self._connections.broker_at(address)
             self._chain.end()  # a broker that still answers there would let its pull wait to the end
         self._note_deadlines()
 
@@ -196,11 +193,6 @@ class PullClient(UserAcks, SettingAside, PullViews):
         self._note_deadlines()
 
     # ── parked messages ──────────────────────────────────────────────────────────────────────────────
-    @property
-    def broker(self) -> BrokerClient:
-        """The client of the partition's broker."""
-        return self._broker
-
     def hand_out(self, messages: list[Message]) -> None:
         """Count messages as handed out, and give them to handlers or the iteration."""
         self._in_flight.count += len(messages)
@@ -336,7 +328,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
         return Acquire(*self._who, self._settings.ttl_ms)
 
     async def _acquire(self) -> None:
-        answer, _ = await self._broker.call(self._acquire_request())
+        answer, _ = await self.broker.call(self._acquire_request())
         assert isinstance(answer, Acquired)
         await self.parking.begin(answer)
         if not self._offsets.begun:
@@ -363,7 +355,8 @@ class PullClient(UserAcks, SettingAside, PullViews):
 
     def acked_to(self, answer: Acked) -> None:
         """Note that acks are durable."""
-        self.parking.note(answer.parked_version)  # before the partition counts as drained
+        if answer.parked_version:
+            self.parking.note(answer.parked_version)  # before the partition counts as drained
         self._acked_to(answer.cursor)
 
     async def check_parked(self, version: int) -> None:
@@ -372,10 +365,12 @@ class PullClient(UserAcks, SettingAside, PullViews):
 
     def _acked_to(self, cursor: int) -> None:
         """Note that the broker has acks of all messages below `cursor`."""
-        drained = self.drained
-        self._offsets.cursor = cursor
+        offsets = self._offsets
+        drained = offsets.end_offset is not None and self.drained
+        offsets.cursor = cursor
         self._progress.acked(cursor)
-        self._report_drained(before=drained)
+        if offsets.end_offset is not None:
+            self._report_drained(before=drained)
 
     def _report_drained(self, *, before: bool) -> None:
         """Report that the partition is drained, once, if it was not `before`."""
@@ -444,27 +439,32 @@ class PullClient(UserAcks, SettingAside, PullViews):
     def take_at_once(self, answer: Answer, payload: memoryview) -> bool:
         """Hand out what was pulled; False, and nothing is done, if that needs a wait, or a turn of the event loop."""
         if (
-            not isinstance(answer, Batches)
+            type(answer) is not Batches
             or answer.sealed
             or len(payload) > AT_ONCE_BYTES
             or self.gate.reasons
-            or not self.parking.knows(answer.parked_version)
+            or answer.parked_version > self.parking.version
         ):
             return False
         self._came(answer, payload)
-        deque(self._open_batches(answer, payload), maxlen=0)
-        self._pauses.reset()
+        if answer.left_out:
+            deque(self._open_batches(answer, payload), maxlen=0)
+        else:
+            for start, header in batch_starts(payload):
+                self._open_batch(payload, start, header)
+        self._pauses.failures = 0
         return True
 
     def may_pull(self) -> bool:
         """True if nothing has to be waited for before the next pull."""
+        parking, offsets = self.parking, self._offsets
         return (
             not self.gate.reasons
             and self._in_flight.has_capacity(self._settings.buffer_messages)
-            and self.parking.has_room
-            and not self._exhausted
-            and self._clock.boot_ns() < self.deadline_ns
-            and self._takes_room()
+            and (not parking.has_parked or parking.has_room)
+            and (offsets.end_offset is None or not self._exhausted)
+            and self.boot_ns() < self.deadline_ns
+            and (self._stored_upto <= offsets.next_offset or self._takes_room())
         )
 
     def pull_request(self) -> Pull:
@@ -500,7 +500,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
 
     def _open_batch(self, payload: memoryview, start: int, header: Header) -> None:
         """Decode a batch and hand out the messages that were neither pulled before nor acked."""
-        if header.next_offset <= self._offsets.next_offset:
+        if header.base_offset + header.count <= self._offsets.next_offset:
             return
         self._progress.pulled(header)
         if self.owner.keeps_batches:
@@ -529,10 +529,13 @@ class PullClient(UserAcks, SettingAside, PullViews):
         """The messages of a batch to be handled now, without those of parked keys, which are parked."""
         self._room.opened(batch.header.length)
         who = (self._subject, self.partition_id, self.token)
-        messages = batch.wanted(decode_messages(batch.columns, batch.header, *who, self))
-        batch.is_plain = not self._tries.has_earlier
-        self._tries.count_on(messages)
-        return self.divert(messages)
+        messages = decode_messages(batch.columns, batch.header, *who, self)
+        if batch.count != batch.header.count:
+            messages = batch.wanted(messages)
+        batch.is_plain = not self._tries.earlier
+        if not batch.is_plain:
+            self._tries.count_on(messages)
+        return self.divert(messages) if self.parking.keys else messages
 
     def _skip_removed(self, error: OffsetOutOfRangeError) -> None:
         """
@@ -588,7 +591,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
 
     async def _release(self) -> None:
         if self._offsets.begun:
-            await self._broker.call(Release(*self._who))
+            await self.broker.call(Release(*self._who))
 
 
 def client_of(message: Message) -> PullClient:

@@ -29,6 +29,8 @@ from .pull_owner import PullOwner
 class PullViews(ABC):
     """What is read of a pull client, and what it is told by those that it is made of."""
 
+    broker: BrokerClient
+    """The client of the partition's broker."""
     deadline_ns: int
     """No handler starts after it."""
     group: str
@@ -119,7 +121,7 @@ class PullViews(ABC):
 
     def knows_parked(self, version: int) -> bool:
         """True if `check_parked` has nothing to learn."""
-        return self.parking.knows(version)
+        return version <= self.parking.version
 
     @property
     def paused(self) -> bool:
@@ -176,11 +178,6 @@ class PullViews(ABC):
         )
 
     # ── what it is told ──────────────────────────────────────────────────────────────────────────────
-    @property
-    @abstractmethod
-    def broker(self) -> BrokerClient:
-        """The client of the partition's broker."""
-
     @abstractmethod
     def acked_to(self, answer: Acked) -> None:
         """Note that acks are durable."""

@@ -93,7 +93,7 @@ class SharedClient(PullClient):
         self.waiting_for = "messages"
         in_flight_ms = settings.in_flight_ms
         wait_ms = min(settings.pull_wait_ms, settings.ttl_ms // 3, in_flight_ms // 3)
-        answer, payload = await self._broker.call(
+        answer, payload = await self.broker.call(
             PullShared(
                 *self._who,
                 self._in_flight.capacity(settings.in_flight_messages),

@@ -466,7 +466,7 @@ class TableSending:
             stop = int(np.searchsorted(sizes, sizes[start] + settings.batch_bytes, "right")) - 1
             stop = max(start + 1, min(stop, start + settings.batch_count, end))
             body = block.body(start, stop, now_ns)
-            batch = ColumnBatch(self._loop.create_future(), body, stop - start, now_ns)
+            batch = ColumnBatch(self._loop, body, stop - start, now_ns)
             if settings.delivery_timeout_ms:
                 for index in range(len(batch)):
                     sender.annotate(
@@ -490,7 +490,7 @@ class TableSending:
 
     async def _settle(self, *, waits: bool) -> None:
         """Count the oldest batches and messages that are settled; all of them if it `waits`."""
-        while self._batches and (waits or self._batches[0][0].future.done()):
+        while self._batches and (waits or self._batches[0][0].told):
             batch, rows = self._batches.popleft()
             await asyncio.shield(batch.future)
             if type(batch.outcome) is Receipt and batch.marks is None:

@@ -14,15 +14,15 @@ from ..outgoing_batch import OutgoingBatch
 class ColumnBatch(OutgoingBatch):
     """A closed batch; it has lists of keys and values once they are asked for, when it meets trouble."""
 
-    __slots__ = ("_body", "_count")
+    __slots__ = ("_body",)
 
     def __init__(
-        self, future: asyncio.Future[None], body: bytes, count: int, sent_at_ns: int
+        self, loop: asyncio.AbstractEventLoop, body: bytes, count: int, sent_at_ns: int
     ) -> None:
         """`body` is of `count` messages, as `join_columns` made it; all are sent at `sent_at_ns`."""
-        super().__init__(future)
-        self._body, self._count = body, count
-        self._counted = len(body)
+        super().__init__(loop)
+        self._body, self.count = body, count
+        self.full_size = len(body)
         self._runs = [(0, sent_at_ns)]
         del self.keys, self.values
 
@@ -33,15 +33,30 @@ class ColumnBatch(OutgoingBatch):
             """The keys or the values."""
             if name not in ("keys", "values"):
                 raise AttributeError(name)
-            self.keys, self.values = split_columns(self._body, self._count)
+            self.keys, self.values = split_columns(self._body, self.count)
             return self.keys if name == "keys" else self.values
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def unsettled(self) -> Iterator[tuple[bytes, int, int]]:
         """Key, size in bytes and time of sending of each unsettled message; the batch stays as it is."""
-        return self._unsettled(*split_columns(self._body, self._count))
+        return self._unsettled(*split_columns(self._body, self.count))
 
-    def _encoded(self, *, compression: Compression, **fields: int) -> bytes:
-        return encode_body(self._body, count=self._count, compression=compression, **fields)
+    def pack(
+        self, *, sequence: int, compression: Compression = Compression.NONE, **fields: int
+    ) -> bytes | bytearray:
+        """As of any batch."""
+        if self.data is None:
+            self.sequence = sequence
+            sent_at_ns = self.first_sent_at_ns
+            self.data = encode_body(
+                self._body,
+                count=self.count,
+                compression=compression,
+                first_sent_at_ns=sent_at_ns,
+                last_sent_at_ns=sent_at_ns,
+                sequence=sequence,
+                **fields,
+            )
+        return self.data

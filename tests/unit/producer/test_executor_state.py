@@ -3,6 +3,7 @@
 import itertools
 
 from keylane.producer.executor_state import (
+    STEADY,
     ExecutorEvent,
     ExecutorState,
     Listing,
@@ -70,3 +71,10 @@ def test_event_changes_one_part_of_the_state():
                 fresh.append(following)
     assert reached == set(map(ExecutorState._make, itertools.product(Reach, Listing, Storing)))
     assert {state for state in reached if state.spare} == {START, after(E.LOSS_ACCEPTED)}
+
+
+def test_executor_is_steady_by_identity_when_its_state_is_that_one():
+    """It is asked for by `is`, for each batch."""
+    assert after(E.FAILED, E.ANSWERED, start=START) is STEADY
+    assert after(E.ANSWERED, start=STEADY) is STEADY
+    assert after(E.FAILED, start=STEADY) is not STEADY

@@ -13,7 +13,7 @@ from keylane.protocol.message import Receipt, pack_properties
 
 
 def new_batch() -> OutgoingBatch:
-    return OutgoingBatch(asyncio.get_running_loop().create_future())
+    return OutgoingBatch(asyncio.get_running_loop())
 
 
 def filled(count: int) -> OutgoingBatch:
@@ -203,3 +203,15 @@ async def test_message_without_a_key_is_never_reordered():
     batch.mark_reordered()
     batch.settle(Receipt(1, 0, "fsync"))
     assert [batch.receipt(index).reordered for index in range(2)] == [False, True]
+
+
+async def test_future_of_a_batch_is_done_when_it_is_asked_for_after_the_outcome():
+    """It is made only then; one that was asked for before is done with the outcome."""
+    early, late = filled(1), filled(1)
+    waited = early.future
+    assert not waited.done()
+    for batch in (early, late):
+        assert batch.settle(Receipt(1, 0, "fsync")) == 1
+    assert waited.done()
+    assert late.future.done()
+    assert late.future is late.future

@@ -14,13 +14,13 @@ RECEIPT = Receipt(1, 0, "fsync")
 
 
 def batch_of(size: int) -> OutgoingBatch:
-    batch = OutgoingBatch(asyncio.get_running_loop().create_future())
+    batch = OutgoingBatch(asyncio.get_running_loop())
     batch.add(b"", b"v" * (size - 20), b"", 0)
     return batch
 
 
 def entered(budget: SendBudget, count: int) -> OutgoingBatch:
-    batch = OutgoingBatch(asyncio.get_running_loop().create_future())
+    batch = OutgoingBatch(asyncio.get_running_loop())
     for index in range(count):
         batch.add(b"k", b"%d" % index, b"", 0)
     budget.enter(count, batch.size)
@@ -126,3 +126,29 @@ async def test_error_is_new_for_each_future_when_a_batch_is_given_up():
     assert len({id(error) for error in seen}) == 4
     assert [error.fate for error in seen] == [Fate.UNKNOWN] * 3 + [Fate.NOT_DONE]
     assert cause.__traceback__ is None
+
+
+async def test_task_may_exceed_the_limit_again_when_there_was_room_meanwhile():
+    """`when_full` hears of both changes, and a task that did not await its last message is forgotten."""
+    changes: list[bool] = []
+    budget = SendBudget(500, lambda: changes.append(budget.full))
+    first, second = batch_of(250), batch_of(250)
+    for batch in (first, second):
+        budget.enter(1, batch.size)
+    budget.exceeded("task")
+    assert not budget.may_exceed("task")
+    budget.stored(first, RECEIPT)
+    assert budget.may_exceed("task")
+    assert changes == [True, False]
+
+
+async def test_several_tasks_wait_until_the_queue_is_empty():
+    """Also one that begins to wait when another was woken."""
+    budget = SendBudget(1_000)
+    for _ in range(2):
+        batch = entered(budget, 1)
+        waiters = [asyncio.create_task(budget.wait_until_empty()) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert not any(waiter.done() for waiter in waiters)
+        budget.stored(batch, RECEIPT)
+        await asyncio.gather(*waiters)

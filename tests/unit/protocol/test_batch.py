@@ -11,9 +11,13 @@ from keylane.protocol.batch import (
     batch_starts,
     check_batch,
     check_lengths,
+    column_views,
     columns,
     encode_batch,
+    encode_body,
+    join_columns,
     largest_message,
+    slices,
 )
 from keylane.protocol.errors import CorruptBatchError, MessageTooLargeError
 from keylane.protocol.limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX, MESSAGE_BYTES_MAX
@@ -223,3 +227,40 @@ def test_largest_message_is_found_when_the_batch_is_packed(compression: Compress
         compression=compression,
     )
     assert largest_message(memoryview(b"before" + data), check_batch(data), 6) == 2_102
+
+
+@pytest.mark.parametrize("properties", [b"", b"\x81\xa1a\xa1b"])
+@pytest.mark.parametrize("compression", list(Compression))
+def test_batch_of_one_message_is_as_one_of_several_when_it_is_made_and_cut(properties, compression):
+    """It has shorter ways; the bytes and the columns are those of the longer ones."""
+    fields = {"partition_id": 3, "producer_id": 1, "producer_epoch": 2, "sequence": 9}
+    key, value, sent_at_ns = b"k", b"v" * 5_000, 10**18
+    lengths = [struct.pack("<I", len(part)) for part in (key, value, properties)]
+    body = join_columns(
+        struct.pack("<q", sent_at_ns), *lengths[:2], [key], [value],
+        count=1, property_lengths=lengths[2], properties=[properties],
+    )  # fmt: skip
+    times = {"first_sent_at_ns": sent_at_ns, "last_sent_at_ns": sent_at_ns}
+    long_way = encode_body(body, count=1, compression=compression, **fields, **times)
+    data = encode_batch(
+        sent_at_ns=[sent_at_ns], keys=[key], values=[value],
+        properties=[properties] if properties else (), compression=compression, **fields,
+    )  # fmt: skip
+    assert data == long_way
+    cut = column_views(data, check_batch(data))
+    assert cut.sent_at_ns.tolist() == [sent_at_ns]
+    parts = [
+        slices(cut.blob, edges) for edges in (cut.key_edges, cut.value_edges, cut.property_edges)
+    ]
+    assert parts == [[key], [value], [properties]]
+
+
+@pytest.mark.parametrize("column", range(3))
+@pytest.mark.parametrize("more", [-1, 1])
+def test_batch_of_one_message_is_not_cut_when_its_lengths_do_not_add_up(column, more):
+    lengths = [1, 5, 3]
+    lengths[column] += more
+    body = struct.pack("<qIII", 0, *lengths) + b"k" + b"value" + b"\x80\x80\x80"
+    data = encode_record(body, kind=Kind.MESSAGES, count=1)
+    with pytest.raises(CorruptBatchError, match="add up"):
+        column_views(data, check_batch(data))

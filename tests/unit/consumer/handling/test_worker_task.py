@@ -302,3 +302,26 @@ async def test_lone_message_is_waited_for_when_its_partition_is_handed_over():
     await ending
     assert client.handled == [0]
     await workers.close()
+
+
+def test_lone_message_is_taken_without_a_run_when_nothing_else_runs_or_waits():
+    """Not while another is alone, or in a run, or its key is busy; nor one of a batch with others."""
+    lanes, client = Lanes(), Client()
+    opened: list[int] = []
+    lanes.put_batch(BatchOf(client, opened, b"a", start=0))
+    first = lanes.take_only()
+    assert first
+    assert first.offset == 0
+    lanes.put_batch(BatchOf(client, opened, b"a", start=1))
+    assert lanes.take_only() is None
+    assert opened == [0]
+    lanes.note_alone()
+    assert lanes.take_only() is None
+    assert lanes.take() is None
+    assert lanes.finish(b"a")
+    lanes.finish(b"a")
+    lanes.put_batch(BatchOf(client, opened, b"b", b"c", start=2))
+    assert lanes.take_only() is None
+    assert lanes.begin_run(RUN_MIN, WorkerTask())
+    lanes.put_batch(BatchOf(client, opened, b"d", start=4))
+    assert lanes.take_only() is None

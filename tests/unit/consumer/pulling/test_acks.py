@@ -82,3 +82,19 @@ def test_ranges_are_those_of_the_messages_offsets():
         messages = [Message("s", b"", b"", offset, 1, 0) for offset in offsets]
         ranges = ranges_of(messages)
         assert ranges == list(IntervalSet((offset, offset + 1) for offset in offsets))
+
+
+def test_single_range_is_sent_again_with_others_when_its_request_failed():
+    """What was handled meanwhile is joined to it."""
+    queue = AckQueue()
+    queue.done_range(0, 5)
+    assert queue.take() == ((0, 5),)
+    assert not queue.left_over
+    queue.done(5)
+    queue.done(9)
+    assert queue.take() == ((0, 6), (9, 10))
+    queue.confirmed()
+    queue.done(10)
+    assert queue.take() == ((10, 11),)
+    queue.confirmed()
+    assert not queue

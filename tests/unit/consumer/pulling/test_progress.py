@@ -11,7 +11,10 @@ S = 1_000_000_000
 
 def header(next_offset: int, first_s: int, last_s: int) -> SimpleNamespace:
     return SimpleNamespace(
-        next_offset=next_offset, first_sent_at_ns=first_s * S, last_sent_at_ns=last_s * S
+        base_offset=next_offset - 10,
+        count=10,
+        first_sent_at_ns=first_s * S,
+        last_sent_at_ns=last_s * S,
     )
 
 
