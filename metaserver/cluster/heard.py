@@ -167,8 +167,18 @@ def _announcements(rows: Iterable[sa.Row[Any]]) -> list[Announcement]:
     return list(announcements.values())
 
 
-def note_heard(connection: Connection, told: Sequence[Announcement]) -> None:
-    """Note that the brokers have these groups on their disks: the groups may be granted the partitions."""
+def note_heard(
+    connection: Connection, told: Sequence[Announcement], *, settling: int | None = None
+) -> bool:
+    """
+    Note that the brokers have these groups on their disks: the groups may be granted the partitions.
+
+    Args:
+        settling: a group that is settled in the same transaction, and not marked for it.
+
+    Returns:
+        Whether that group may be granted more than before.
+    """
     ids = sorted({group_id for announcement in told for group_id, _ in announcement.groups})
     left = _lock_groups(connection, ids)
     news = store_heard(
@@ -180,8 +190,9 @@ def note_heard(connection: Connection, told: Sequence[Announcement]) -> None:
             for announcement in told
         },
     )
-    for group_id in sorted(news):
+    for group_id in sorted(news - {settling}):
         mark_unsettled(connection, group_id)
+    return settling in news
 
 
 _there = (

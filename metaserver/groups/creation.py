@@ -34,9 +34,13 @@ def insert_group(
     *,
     strategy: ConsumeStrategy,
     start: GroupStart = EARLIEST,
-) -> None:
+    version: int = 0,
+) -> bool:
     """
-    Insert a group; does nothing if there is one of this name.
+    Insert a group that is not settled; does nothing if there is one of this name.
+
+    Returns:
+        Whether it was inserted.
 
     Raises:
         SubjectHiddenError: the subject is hidden.
@@ -53,10 +57,10 @@ def insert_group(
         "name": name,
         "strategy": strategy,
         "last_token": max(facts.fence, subject.tokens_above),
-        "version": 0,
+        "version": version,
         "settled": False,
         "route_version": 0,
         "start_at": start.at,
         "start_ms": start.at_ms,
     }
-    insert_new(connection, groups, row)
+    return insert_new(connection, groups, row) > 0

@@ -54,9 +54,10 @@ from .locked_group import (
     read_members,
     set_group,
     store_leases,
+    sweep_members,
     valid_ids,
 )
-from .sessions import live_member, live_session, sweep_sessions
+from .sessions import live_member, live_session
 
 log = logging.getLogger("keylane.metaserver")
 
@@ -80,24 +81,28 @@ class ReleaseOutcome:
     refused: Mapping[ReleaseGrant, TokenUnknownError]
 
 
-def settle_group(connection: Connection, group_id: int) -> Changes:
+def settle_group(connection: Connection, group_id: int, *, anew: bool = False) -> Changes:
     """
     Sweep expired sessions, then withdraw and grant leases until they fit the sessions and the partitions.
 
     Does nothing if the group was deleted.
+
+    Args:
+        anew: also if it is settled.
     """
     try:
         group = lock_group(connection, group_id)
     except GroupUnknownError:
         return NO_CHANGES
-    ended = sweep_sessions(connection, group_id)
+    members, ended = sweep_members(connection, group_id)
     held_back = _held_back(connection, group)
     if not group.shared and held_back.rebuilt_left_ms > 0:
+        if anew:
+            mark_unsettled(connection, group_id)
         return Changes(versions={}, ended=ended)  # it stays unsettled, and is settled again later
     moved = group.route_version != group.subject_version
-    if group.settled and not ended and not moved:
+    if group.settled and not ended and not moved and not anew:
         return NO_CHANGES
-    members = read_members(connection, group_id)
     held = read_leases(connection, group_id)
     begun = {key for key, lease in held.items() if lease.session or lease.wanted}
     waits = group.resetting or held_back.being_replaced
@@ -401,6 +406,9 @@ _partition_facts = (
             starts.c.partition_id == partitions.c.partition_id,
         )
         .label("starting"),
+        sa.exists(_drained.where(drained.c.partition_id == partitions.c.partition_id)).label(
+            "drained"
+        ),
     )
     .where(
         partitions.c.subject_id == sa.bindparam("of_subject"),
@@ -432,8 +440,10 @@ def _read_readable(
         )
         for row in rows
     ]
-    passed = connection.execute(_drained, here).scalars()
-    return readable_partitions(facts, set(passed))
+    passed = {PartitionId(row.partition_id) for row in rows if row.drained}
+    if has_parents:  # some may be of partitions that are not among the facts
+        passed |= set(connection.execute(_drained, here).scalars())
+    return readable_partitions(facts, passed)
 
 
 def _token_floor(last_token: FencingToken, fence: int) -> FencingToken:

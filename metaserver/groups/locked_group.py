@@ -13,10 +13,10 @@ from ...protocol.control import Retention
 from ...protocol.errors import GroupUnknownError
 from ...protocol.ids import MAX_I64, FencingToken, PartitionId, SessionId
 from ...protocol.routing import ConsumeStrategy
-from ..sql.dialect import insert_or_replace
+from ..sql.dialect import insert_or_replace, now_ms
 from ..sql.schema import groups, leases, live_resets, sessions, subjects
 from .leases import Lease
-from .sessions import lock_in_order
+from .sessions import lock_in_order, sweep_sessions
 from .stored_settings import client_is_suspended
 
 
@@ -92,6 +92,7 @@ _members = (
     sa.select(
         sessions.c.session,
         sa.or_(sessions.c.suspended, groups.c.suspended, client_is_suspended).label("suspended"),
+        (sessions.c.expires_at <= now_ms()).label("expired"),
     )
     .join(groups, groups.c.group_id == sessions.c.group_id)
     .where(sessions.c.group_id == sa.bindparam("of_group"))
@@ -102,7 +103,19 @@ _members = (
 def read_members(connection: Connection, group_id: int) -> dict[SessionId, bool]:
     """Return session → suspended by itself or an operator, for the sessions of a group in the order of joining."""
     rows = connection.execute(_members, {"of_group": group_id})
-    return {SessionId(session): suspended for session, suspended in rows}
+    return {SessionId(row.session): row.suspended for row in rows}
+
+
+def sweep_members(
+    connection: Connection, group_id: int
+) -> tuple[dict[SessionId, bool], list[SessionId]]:
+    """End the expired sessions of a group; returns the others as `read_members`, and those that have ended."""
+    rows = connection.execute(_members, {"of_group": group_id}).all()
+    members = {SessionId(row.session): row.suspended for row in rows}
+    ended = sweep_sessions(connection, group_id) if any(row.expired for row in rows) else []
+    for session in ended:
+        members.pop(session, None)
+    return members, ended
 
 
 _sessions_locked = lock_in_order(sessions.c.session.in_(sa.bindparam("ids")))

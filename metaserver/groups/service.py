@@ -85,7 +85,7 @@ class _FirstGrants:
 
 
 Announce = Callable[
-    [int, Sequence[Announcement], Callable[[Connection], _FirstGrants]],
+    [int, Sequence[Announcement], Callable[[Connection, bool], _FirstGrants]],
     Awaitable[_FirstGrants | None],
 ]
 """As `Announcer.announce`."""
@@ -94,7 +94,7 @@ Announce = Callable[
 async def _announce_later(
     _group_id: int,
     _unheard: Sequence[Announcement],
-    _finish: Callable[[Connection], _FirstGrants],
+    _finish: Callable[[Connection, bool], _FirstGrants],
 ) -> None:
     """Leave the group to the periodic announcements."""
 
@@ -516,8 +516,10 @@ class GroupService:
         self._cached.pop(session, None)
 
 
-def _settle_and_read(connection: Connection, *, group_id: int, session: SessionId) -> _FirstGrants:
-    changes = settle_group(connection, group_id)
+def _settle_and_read(
+    connection: Connection, anew: bool, *, group_id: int, session: SessionId
+) -> _FirstGrants:
+    changes = settle_group(connection, group_id, anew=anew)
     try:
         return _FirstGrants(changes, read_grants(connection, session))
     except SessionUnknownError:

@@ -147,25 +147,27 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
             end_sessions(connection, [SessionId(ask.session)])
         replaced, predecessors = _replace_instance(connection, group_id, ask)
         _check_members(connection, group_id, ask, sessions_max)
+    version = group.version if new_group else group.version + 1
     row = {
         "session": ask.session,
         "group_id": group_id,
         "client": ask.client,
-        "joined": group.version + 1,
+        "joined": version,
         "ttl_ms": ask.ttl_ms,
-        "grants_version": group.version + 1,
+        "grants_version": version,
         "suspended": ask.suspended,
         "instance": ask.instance,
         "predecessors": predecessors,
         "filter": ask.filter,
     }
     connection.execute(_joined, row | {"for_ms": ask.ttl_ms})
-    mark_unsettled(connection, group_id)
+    if not new_group:  # a new one is not settled yet
+        mark_unsettled(connection, group_id)
     return SessionRow(
         session=SessionId(ask.session),
         group_id=group_id,
         ttl_ms=ask.ttl_ms,
-        grants_version=group.version + 1,
+        grants_version=version,
         suspended=ask.suspended,
         new_group=new_group,
         unheard=_unheard(connection, group_id) if new_group else (),
@@ -308,7 +310,7 @@ def _lock_or_create_group(
                 subject=ask.subject,
                 group=ask.group,
             )
-        insert_group(connection, subject, ask.group, strategy=ask.strategy)
+        new_group = insert_group(connection, subject, ask.group, strategy=ask.strategy, version=1)
     group = connection.execute(_locked_group, named).one()
     if group.deleting:
         raise GroupDeletedError(
@@ -339,20 +341,23 @@ _renewed = (
     sa.update(sessions)
     .where(sessions.c.session.in_(sa.select(_renewable.c.session)))
     .values(expires_at=now_ms() + sessions.c.ttl_ms, heard=True)
-    .returning(*_row.selected_columns)
-)
-_asked_to_hand_over = sa.select(leases.c.session).where(
-    leases.c.session.in_(sa.bindparam("ids")), leases.c.withdrawn
+    .returning(
+        *_row.selected_columns,
+        sa.exists()
+        .where(leases.c.session == sessions.c.session, leases.c.withdrawn)
+        .label("handing_over"),
+    )
 )
 
 
 def renew_sessions(connection: Connection, ids: Sequence[str]) -> dict[str, SessionRow]:
     """Renew the live ones of these sessions, each for its ttl from now; expired ones are not in the answer."""
-    rows = {row.session: _session_row(row) for row in connection.execute(_renewed, {"ids": ids})}
-    handing_over = connection.execute(_asked_to_hand_over, {"ids": list(rows)}).scalars()
-    for session in set(handing_over):
-        rows[session] = replace(rows[session], handing_over=True)
-    return rows
+    return {
+        row.session: replace(_session_row(row), handing_over=True)
+        if row.handing_over
+        else _session_row(row)
+        for row in connection.execute(_renewed, {"ids": ids})
+    }
 
 
 _live_session = _row.where(

@@ -87,14 +87,15 @@ class Announcer:
         self,
         group_id: int,
         unheard: Sequence[Announcement] | None = None,
-        finish: Callable[[Connection], T] | None = None,
+        finish: Callable[[Connection, bool], T] | None = None,
     ) -> T | None:
         """
         Tell every broker that answers of a new group.
 
         Args:
             unheard: what `unheard_partitions` returned in the durable transaction that made the group; None: not read.
-            finish: done in the transaction that notes the last answers.
+            finish: done in the transaction that notes the last answers, and settles the group; it is given whether the
+                group may be granted more than before.
 
         Returns:
             What `finish` returned; None: it was not done, because no broker has answered.
@@ -110,7 +111,9 @@ class Announcer:
                 unheard_partitions, after=unheard[-1].partition_id, group_id=group_id
             )
         told = await self._tell_each(unheard)
-        return await self._database.write(_note_and_finish, told, finish) if told else None
+        if not told:
+            return None
+        return await self._database.write(_note_and_finish, told, group_id, finish)
 
     async def run_once(self) -> int:
         """Tell brokers what they miss; returns the number of partitions that were told.  Raises StorageError."""
@@ -257,7 +260,10 @@ def _calls(announcements: Sequence[Announcement]) -> list[list[Announcement]]:
 def _note_and_finish(
     connection: Connection,
     told: Sequence[Announcement],
-    finish: Callable[[Connection], T] | None,
+    group_id: int,
+    finish: Callable[[Connection, bool], T] | None,
 ) -> T | None:
-    note_heard(connection, told)
-    return None if finish is None else finish(connection)
+    if finish is None:
+        note_heard(connection, told)
+        return None
+    return finish(connection, note_heard(connection, told, settling=group_id))

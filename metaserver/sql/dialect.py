@@ -59,10 +59,11 @@ def begin_snapshot(connection: Connection) -> None:
 Rows = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
-def insert_new(connection: Connection, table: sa.Table, rows: Rows) -> None:
-    """Insert the rows whose key does not exist yet; ignore the others."""
-    if rows:
-        connection.execute(_insert_new(connection.dialect.name, table), rows)
+def insert_new(connection: Connection, table: sa.Table, rows: Rows) -> int:
+    """Insert the rows whose key does not exist yet; ignore the others.  Returns how many were inserted, if `rows` is one."""
+    if not rows:
+        return 0
+    return connection.execute(_insert_new(connection.dialect.name, table), rows).rowcount
 
 
 def insert_or_replace(connection: Connection, table: sa.Table, rows: Rows) -> None:
