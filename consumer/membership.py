@@ -38,7 +38,6 @@ from ..protocol.routing import ConsumeStrategy, OrderStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.identity import DrawBits
-from ..rpc.race import Race
 from .heartbeat_timeouts import HeartbeatTimeouts
 from .log_names import consumer_name, partition_name
 from .settings import ConsumerSettings
@@ -146,8 +145,12 @@ class Membership:
         )
         self._refusal = ""
         """Why the metaserver refuses the consumer's heartbeats; "" while it takes them."""
-        self._nudge = asyncio.Event()
-        """Set when the next heartbeat should be answered at once: for a report, or because the lease may end soon."""
+        self._nudged = False
+        """The next heartbeat should be answered at once: for a report, or because the lease may end soon."""
+        self._poll: asyncio.Timeout | None = None
+        """Ends a heartbeat while the metaserver may be waiting with its answer."""
+        self._polls_until_s = 0.0
+        """By the event loop's clock."""
         self._reports = asyncio.Semaphore(REPORTS_AT_ONCE_MAX)
         self._task: asyncio.Task[None] | None = None
         self._leaving = self._unanswered = False
@@ -237,7 +240,12 @@ class Membership:
 
     def nudge(self) -> None:
         """Send the next heartbeat now, for a report."""
-        self._nudge.set()
+        self._nudged = True
+        poll, self._poll = self._poll, None
+        if poll is not None:
+            now_s = asyncio.get_running_loop().time()
+            if now_s < self._polls_until_s:
+                poll.reschedule(now_s)
 
     async def _beat(self, holder: GrantHolder) -> None:
         pauses = self._settings.backoff.pauses(self._rng)
@@ -255,7 +263,7 @@ class Membership:
                 except KeylaneError as error:
                     if error.retry is RetryRule.NEVER and not self.session:
                         raise
-                    self._nudge.set()
+                    self._nudged = True
                     self._tell_failure(error)
                     all_failed = self._timeouts.failed()
                     if all_failed or not isinstance(error, UnreachableError | StorageError):
@@ -279,8 +287,8 @@ class Membership:
 
     async def _beat_once(self, holder: GrantHolder) -> None:
         sent_at_ms = self._clock.boot_ms()
-        hurry = self._nudge.is_set() or self._version < 0
-        self._nudge.clear()
+        hurry = self._nudged or self._version < 0
+        self._nudged = False
         wait_ms = longest_ms = 0 if hurry else self._timeouts.wait_ms
         if not hurry and self._shared is not None and self._shared.has_others:
             wait_ms = self._shared.wait_ms(longest_ms)
@@ -294,17 +302,22 @@ class Membership:
             wait_ms=wait_ms,
             suspended=self._suspended,
         )
-        async with Race() as race:
-            call = race.start(
-                self._ask(body, longest_ms=longest_ms, beyond_ms=timeout_ms - wait_ms)
-            )
-            if not hurry:
-                # A nudge ends a long poll while the metaserver may be waiting; after that a late answer is awaited.
-                nudge = race.start(self._nudge.wait())
-                await race.first(wait_ms)
-                if nudge.done() and not call.done():
-                    return
-            grants = await call
+        poll = asyncio.timeout(None)  # ended by a nudge, and by no timer
+        try:
+            async with poll:
+                if not hurry:
+                    # A nudge ends a long poll while the metaserver may be waiting; after that a late answer is awaited.
+                    self._polls_until_s = asyncio.get_running_loop().time() + wait_ms / 1000
+                    self._poll = poll
+                grants = await self._ask(
+                    body, longest_ms=longest_ms, beyond_ms=timeout_ms - wait_ms
+                )
+        except TimeoutError:
+            if not poll.expired():
+                raise
+            return
+        finally:
+            self._poll = None
         self._heard = True
         if grants.version < self._version:
             await self._version_fell(grants.version)
