@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import sqlalchemy as sa
@@ -17,7 +17,7 @@ from ...protocol.progress import PendingReset, ResetGroup
 from ...protocol.routing import ConsumeStrategy
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import PLANNED, SERVED, open_subject_row
-from ..sql.dialect import begin_snapshot, now_ms
+from ..sql.dialect import SqliteMoment, begin_snapshot, now_ms, sqlite_moment
 from ..sql.schema import (
     groups,
     leases,
@@ -69,6 +69,9 @@ _due_else = sa.select(
             operations.c.state != OperationState.DONE, operations.c.driven_until <= now_ms()
         )
     ).label("operations"),
+    sa.exists(
+        sa.select(operations.c.operation_id).where(operations.c.state != OperationState.DONE)
+    ).label("driven"),
     sa.or_(
         sa.exists(sa.select(groups.c.group_id).where(sa.not_(groups.c.told)).correlate(None)),
         sa.exists(sa.select(starts.c.group_id)),
@@ -82,16 +85,46 @@ _due_else = sa.select(
 )
 
 
+_NOTHING_DUE = "keylane.nothing_due"
+"""Of a connection: when it saw nothing to do, and what it read."""
+
+
 def due_work(connection: Connection) -> DueWork:
     """
     Return what there is to do.
 
     Groups are those with an expired session, an unsettled change, or a route newer than at their last settling.
+    SQLite tells that nothing was written since a round with nothing to do: then only a session may have expired.
     """
+    moment = sqlite_moment(connection)
+    before: tuple[SqliteMoment, DueWork] | None = connection.info.get(_NOTHING_DUE)
+    if moment is not None and before is not None and moment.commits == before[0].commits:
+        left = _left_after(before[1], moment.now_ms - before[0].now_ms)
+        if left is not None:
+            return left
+    due, lasting = _read_due(connection)
+    if moment is not None and lasting:
+        connection.info[_NOTHING_DUE] = moment, due
+    else:
+        connection.info.pop(_NOTHING_DUE, None)
+    return due
+
+
+def _left_after(before: DueWork, elapsed_ms: int) -> DueWork | None:
+    """What is due if nothing but time has passed since there was nothing to do; None: not known."""
+    if before.next_expiry_ms is None:
+        return before
+    left_ms = before.next_expiry_ms - elapsed_ms
+    return replace(before, next_expiry_ms=left_ms) if left_ms > 0 and elapsed_ms >= 0 else None
+
+
+def _read_due(connection: Connection) -> tuple[DueWork, bool]:
+    """What there is to do, and whether it is nothing until a session expires or something is written."""
     row = connection.execute(_due_else).one()
-    due = connection.execute(_due).scalars().all() if row.due else ()
-    return DueWork(
-        groups=tuple(due),
+    groups_due = connection.execute(_due).scalars().all() if row.due else ()
+    something = row.due or row.removals or row.driven or row.quick or row.creations
+    due = DueWork(
+        groups=tuple(groups_due),
         next_expiry_ms=row.next_ms,
         removals=bool(row.removals),
         operations=bool(row.operations),
@@ -99,6 +132,7 @@ def due_work(connection: Connection) -> DueWork:
         creations=bool(row.creations),
         versions=(row.known, row.newest, int(row.versions)),
     )
+    return due, not something
 
 
 OWNERS = (

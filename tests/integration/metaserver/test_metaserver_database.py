@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from keylane.metaserver.cluster.brokers import (
     writable_groups,
 )
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
+from keylane.metaserver.groups.lease_rows import settle_group
 from keylane.metaserver.groups.sessions import join_group, live_session, renew_sessions
 from keylane.metaserver.groups.views import due_work
 from keylane.metaserver.sql import dialect
@@ -96,6 +98,38 @@ async def test_restart_in_one_boot_changes_no_time(tmp_path: Path) -> None:
         assert await database.renew(renew_sessions, [A]) == {}
         with pytest.raises(SessionUnknownError):
             await database.read(live_session, A)
+
+
+async def test_due_work_is_read_again_when_something_was_written_or_a_session_expires(
+    tmp_path: Path,
+) -> None:
+    """While nothing happens, only the time until a session expires is told anew."""
+    clock = ManualClock(7_000_000)
+    async with opened(tmp_path, clock) as database:
+        group_id = await populate(database)
+        assert (await database.read(due_work)).groups == (group_id,)
+        await database.write(settle_group, group_id)
+        await database.write(
+            lambda connection: connection.execute(sa.update(groups).values(told=True))
+        )
+        statements: list[str] = []
+        for reader in database._reads:
+            sa.event.listen(
+                reader.engine,
+                "before_cursor_execute",
+                lambda _connection, _cursor, statement, *_: statements.append(statement),
+            )
+        seen = await database.read(due_work)
+        assert (seen.groups, seen.next_expiry_ms) == ((), 5_000)
+        statements.clear()
+        clock.advance(3_000)
+        assert await database.read(due_work) == replace(seen, next_expiry_ms=2_000)
+        assert not statements
+        await database.renew(renew_sessions, [A])
+        assert (await database.read(due_work)).next_expiry_ms == 5_000
+        assert statements
+        clock.advance(5_000)
+        assert (await database.read(due_work)).groups == (group_id,)
 
 
 async def test_failed_work_is_rolled_back(tmp_path: Path) -> None:
