@@ -84,7 +84,7 @@ class BrokerSettings(ServingSettings):
         },
     )
     cache_bytes: int = field(
-        default=16 * MIB,
+        default=8 * MIB,
         metadata={"doc": "memory for the newest batches, which consumers that keep up read"},
     )
     reader_threads: int = field(

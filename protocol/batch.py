@@ -32,8 +32,6 @@ from struct import Struct
 from typing import Generic, NamedTuple, TypeVar
 
 import crc32c
-import lz4.block  # type: ignore[import-untyped]
-import zstandard
 
 from .errors import CorruptBatchError
 from .limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX, UNPACKED_RATIO_MAX
@@ -294,10 +292,14 @@ def unpacked(data: bytes | memoryview, header: Header, start: int = 0) -> bytes 
 
 
 def _compress(compression: Compression, data: bytes) -> bytes:
-    """`data`, packed by `compression`."""
+    """`data`, packed by `compression`; its library is loaded when it is first used."""
     if compression is Compression.ZSTD:
+        import zstandard
+
         return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(data)
     assert compression is Compression.LZ4
+    import lz4.block  # type: ignore[import-untyped]
+
     packed: bytes = lz4.block.compress(data, store_size=False)
     return packed
 
@@ -309,21 +311,11 @@ def _decompress(compression: int, packed: bytes | memoryview, size: int) -> byte
     Raises:
         CorruptBatchError: the bytes are damaged, or unpack to another size; nothing larger than `size` was made.
     """
-    try:
-        if compression == Compression.ZSTD:
-            said = zstandard.frame_content_size(packed)
-            if said != size:
-                raise CorruptBatchError(
-                    "the batch unpacks to another size than its lengths say",
-                    size_bytes=size,
-                    found=said,
-                )
-            data = zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
-        else:
-            assert compression == Compression.LZ4
-            data = lz4.block.decompress(packed, uncompressed_size=size)
-    except (zstandard.ZstdError, lz4.block.LZ4BlockError, ValueError) as error:
-        raise CorruptBatchError(f"the batch does not unpack: {error}", size_bytes=size) from error
+    if compression == Compression.ZSTD:
+        data = _unpack_zstd(packed, size)
+    else:
+        assert compression == Compression.LZ4
+        data = _unpack_lz4(packed, size)
     if len(data) != size:
         raise CorruptBatchError(
             "the batch unpacks to another size than its lengths say",
@@ -331,6 +323,38 @@ def _decompress(compression: int, packed: bytes | memoryview, size: int) -> byte
             found=len(data),
         )
     return data
+
+
+def _unpack_zstd(packed: bytes | memoryview, size: int) -> bytes:
+    """Raises CorruptBatchError."""
+    import zstandard
+
+    try:
+        said = zstandard.frame_content_size(packed)
+        if said != size:
+            raise CorruptBatchError(
+                "the batch unpacks to another size than its lengths say",
+                size_bytes=size,
+                found=said,
+            )
+        return zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
+    except (zstandard.ZstdError, ValueError) as error:
+        raise _not_unpacked(error, size) from error
+
+
+def _unpack_lz4(packed: bytes | memoryview, size: int) -> bytes:
+    """Raises CorruptBatchError."""
+    import lz4.block
+
+    try:
+        data: bytes = lz4.block.decompress(packed, uncompressed_size=size)
+    except (lz4.block.LZ4BlockError, ValueError) as error:
+        raise _not_unpacked(error, size) from error
+    return data
+
+
+def _not_unpacked(error: Exception, size: int) -> CorruptBatchError:
+    return CorruptBatchError(f"the batch does not unpack: {error}", size_bytes=size)
 
 
 B = TypeVar("B", bound=bytes | memoryview)
