@@ -92,6 +92,11 @@ class Membership:
         connections: those of the consumer, while they are open, to share heartbeats with other consumers; None: with none.
     """
 
+    _poll: asyncio.Timeout | None = None
+    """Ends a heartbeat while the metaserver may be waiting with its answer."""
+    _polls_until_s = 0.0
+    """Until then, by the event loop's clock."""
+
     def __init__(
         self,
         *,
@@ -147,10 +152,6 @@ class Membership:
         """Why the metaserver refuses the consumer's heartbeats; "" while it takes them."""
         self._nudged = False
         """The next heartbeat should be answered at once: for a report, or because the lease may end soon."""
-        self._poll: asyncio.Timeout | None = None
-        """Ends a heartbeat while the metaserver may be waiting with its answer."""
-        self._polls_until_s = 0.0
-        """By the event loop's clock."""
         self._reports = asyncio.Semaphore(REPORTS_AT_ONCE_MAX)
         self._task: asyncio.Task[None] | None = None
         self._leaving = self._unanswered = False

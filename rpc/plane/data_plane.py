@@ -58,8 +58,8 @@ from ..access.guard import FETCHING, Guard
 from ..access.pacing import HOLD_MS
 from ..answer_room import AnswerRoom, begin_answer
 from ..http_network import HEARTBEAT_SECONDS
+from ..websocket.accepting import accept_socket
 from ..websocket.framing import CloseCode
-from ..websocket.handshake import accept_socket
 from .connection import GOODBYE_S, Parts, PlaneCall, PlaneConnection
 from .prompt import Handled, PromptCall
 

@@ -1,13 +1,12 @@
-"""The opening handshake of a WebSocket over aiohttp, at both ends, until the connection is a `DataSocket`'s.
+"""The opening handshake of a WebSocket at the client, over aiohttp, until the connection is a `DataSocket`'s.
 
-Source: RFC 6455, 4.1 and 4.2.
+Source: RFC 6455, 4.1.  The server's end is in `accepting`, because a client that imports aiohttp's server starts later.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import contextlib
 import hashlib
 import secrets
@@ -16,7 +15,6 @@ import ssl
 from socket import IPPROTO_TCP, SOL_SOCKET
 
 import aiohttp
-from aiohttp import web
 
 from .socket import DataSocket
 
@@ -28,10 +26,11 @@ KEEPALIVE = (
 )
 """A path that is gone is found within 10 s by the kernel, though nothing is sent: a pull may wait for longer."""
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-_VERSION = "13"
+SOCKET_VERSION = "13"
 
 
-def _accept(key: bytes) -> str:
+def accept_text(key: bytes) -> str:
+    """The server's answer to the client's key."""
     return base64.b64encode(hashlib.sha1(key + _GUID, usedforsecurity=False).digest()).decode()
 
 
@@ -59,7 +58,7 @@ async def open_socket(
         headers={
             "Upgrade": "websocket",
             "Connection": "Upgrade",
-            "Sec-WebSocket-Version": _VERSION,
+            "Sec-WebSocket-Version": SOCKET_VERSION,
             "Sec-WebSocket-Key": key.decode(),
         },
         allow_redirects=False,
@@ -70,7 +69,7 @@ async def open_socket(
     opened = (
         response.status == 101
         and response.headers.get("Upgrade", "").lower() == "websocket"
-        and response.headers.get("Sec-WebSocket-Accept") == _accept(key)
+        and response.headers.get("Sec-WebSocket-Accept") == accept_text(key)
     )
     if not opened or connection is None or connection.transport is None:
         response.close()
@@ -95,48 +94,3 @@ def _keep_alive(transport: asyncio.Transport) -> None:
         # Not every system names all of them, or can set those that it names.
         with contextlib.suppress(AttributeError, OSError):
             socket.setsockopt(level, getattr(socket_module, name), value)
-
-
-async def accept_socket(
-    request: web.Request, *, bytes_max: int, heartbeat_s: float
-) -> tuple[web.StreamResponse, DataSocket]:
-    """
-    Answer a client; the response is for aiohttp, to be returned when the socket is closed.
-
-    Raises:
-        web.HTTPBadRequest: this is no handshake.
-        ConnectionResetError: the client has left.
-    """
-    key = request.headers.get("Sec-WebSocket-Key", "")
-    try:
-        known = len(base64.b64decode(key, validate=True)) == 16
-    except binascii.Error:
-        known = False
-    if (
-        request.headers.get("Upgrade", "").strip().lower() != "websocket"
-        or "upgrade" not in request.headers.get("Connection", "").lower()
-        or request.headers.get("Sec-WebSocket-Version") != _VERSION
-        or not known
-    ):
-        raise web.HTTPBadRequest(text="no WebSocket handshake of version 13")
-    transport = request.transport
-    if transport is None:
-        raise ConnectionResetError("the client has left")
-    response = web.StreamResponse(
-        status=101,
-        headers={
-            "Upgrade": "websocket",
-            "Connection": "Upgrade",
-            "Sec-WebSocket-Accept": _accept(key.encode()),
-        },
-    )
-    response.force_close()
-    # Before the answer, so that the client's first frame is read here.
-    socket = DataSocket(
-        transport,
-        client=False,
-        bytes_max=bytes_max,
-        heartbeat_s=heartbeat_s,
-    )
-    await response.prepare(request)
-    return response, socket

@@ -28,6 +28,13 @@ print(json.dumps({
 }))
 """
 
+CLIENTS = """
+import sys
+from keylane import Admin, Consumer, Producer, QueueReader
+from keylane.rpc import http_network
+print(sorted({"aiohttp.web", "sqlalchemy", "uvloop", "cryptography", "pyarrow"} & set(sys.modules)))
+"""
+
 
 SNIPPET = """
 import keylane
@@ -62,6 +69,11 @@ def test_importing_starts_nothing_and_loads_no_network_library():
     assert not third_party
     assert seen["contract"] == []
     assert seen["threads"] == 1
+
+
+def test_clients_load_no_library_of_servers():
+    """A program that sends and consumes begins sooner, and with less memory."""
+    assert subprocess.check_output([sys.executable, "-I", "-c", CLIENTS], text=True) == "[]\n"
 
 
 def test_every_name_of_the_face_is_what_its_module_has():

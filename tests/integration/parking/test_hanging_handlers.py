@@ -81,8 +81,8 @@ async def test_hanging_handler_that_holds_a_resize_up_is_named_everywhere(
         while await admin.undrained(subject):
             await asyncio.sleep(0.05)
     lines = [record.getMessage() for record in caplog.records]
-    running_s = [re.search(r"handler has been running for (\d+) s", line) for line in lines]
-    assert any(10 <= int(found[1]) < 60 for found in running_s if found)
+    matches = [re.search(r"handler has been running for (\d+) s", line) for line in lines]
+    assert any(10 <= int(match[1]) < 60 for match in matches if match)
 
 
 async def hanging_of(admin: Admin) -> FailingMessage | None:

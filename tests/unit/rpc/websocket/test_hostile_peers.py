@@ -12,8 +12,9 @@ import uvloop
 from aiohttp import web
 
 from keylane.rpc.websocket import socket
+from keylane.rpc.websocket.accepting import accept_socket
 from keylane.rpc.websocket.framing import CloseCode, Joiner, Opcode, decode_head, encode_head
-from keylane.rpc.websocket.handshake import accept_socket, open_socket
+from keylane.rpc.websocket.handshake import open_socket
 from keylane.rpc.websocket.socket import (
     LANDING_BYTES,
     MESSAGE_BYTES,

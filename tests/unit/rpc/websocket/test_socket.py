@@ -14,8 +14,9 @@ import uvloop
 from aiohttp import web
 
 from keylane.protocol.errors import FrameError
+from keylane.rpc.websocket.accepting import accept_socket
 from keylane.rpc.websocket.framing import CloseCode, Opcode, encode_head
-from keylane.rpc.websocket.handshake import KEEPALIVE, accept_socket, open_socket
+from keylane.rpc.websocket.handshake import KEEPALIVE, open_socket
 from keylane.rpc.websocket.socket import (
     FRAME_BYTES_FIRST,
     LANDING_BYTES,
