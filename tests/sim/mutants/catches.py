@@ -37,7 +37,7 @@ CATCHES: dict[str, int] = {
     "cut_opens_before_it_seals": 2_000_000_029,
     "damaged_bodies_pass_recovery": 28,
     "dead_letters_have_one_failure": 2_000_000_013,
-    "deadline_by_the_calendar": 61,
+    "deadline_by_the_calendar": 171,
     "deadline_from_the_answer": 83,
     "deadline_not_checked": 38,
     "dedup_forgotten_at_restart": 36,
