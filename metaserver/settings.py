@@ -56,7 +56,7 @@ class MetaserverSettings(ServingSettings):
         },
     )
     heartbeat_ms_max: int = field(
-        default=5_000, metadata={"doc": "longest time between two heartbeats of a consumer"}
+        default=10_000, metadata={"doc": "longest time between two heartbeats of a consumer"}
     )
     poll_ms: int = field(
         default=500,

@@ -121,8 +121,6 @@ def look_at(
 ) -> LogLine | None:
     """The line that is due about a worker's handler, whose broker is told too if it does not return."""
     message, seen = worker.message, worker.seen
-    if message is seen is None:
-        return None
     if message is not None and message is seen and message.attempt == worker.seen_attempt:
         running_ms = now_ms - worker.seen_ms
         if running_ms >= HANGS_MS:

@@ -502,7 +502,8 @@ class Workers:
         now_ms = self._now_ms()
         self._lanes.note_alone()
         for worker in self._workers:
-            self._log_line(look_at(worker, self._log_throttle, self._failing, now_ms))
+            if worker.message is not None or worker.seen is not None:
+                self._log_line(look_at(worker, self._log_throttle, self._failing, now_ms))
         self._log_line(self._log_throttle.summary(now_ms))
 
     def _now_ms(self) -> int:

@@ -139,6 +139,13 @@ class PlaneConnection:
         except (ConnectionError, RuntimeError):
             log.debug("the client left before its answer")
 
+    def has_taken_all(self) -> bool:
+        """True if nothing is ready for the client to read, which `waiting_s` then counts from."""
+        if self.transport.get_write_buffer_size():
+            return False
+        self._taken = None
+        return True
+
     def waiting_s(self, now: float) -> float:
         """Seconds since the client last read something that is ready for it; 0 if nothing is.  Call it often."""
         left = self.transport.get_write_buffer_size()

@@ -410,6 +410,8 @@ class DataPlane:
                 if connection in self._partings:
                     continue
                 try:
+                    if connection.access is None and connection.has_taken_all():
+                        continue
                     ended = self._why_parted(connection, now_s)
                 except Exception:  # one connection's fault leaves the others watched
                     log.exception("a connection cannot be watched, and is ended")

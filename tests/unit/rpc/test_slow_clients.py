@@ -131,14 +131,14 @@ async def test_connections_are_watched_on_when_one_cannot_be(session, network, c
     """The one ends, the log says why, once, and a stuck client is told and let go all the same."""
     monkeypatch.setattr(data_plane, "GOODBYE_S", 0.2)
     broken: list[PlaneConnection] = []
-    waiting_s = PlaneConnection.waiting_s
+    has_taken_all = PlaneConnection.has_taken_all
 
-    def looked_at(connection: PlaneConnection, now_s: float) -> float:
+    def looked_at(connection: PlaneConnection) -> bool:
         if connection in broken:
             raise LookupError("no such transport")
-        return waiting_s(connection, now_s)
+        return has_taken_all(connection)
 
-    monkeypatch.setattr(PlaneConnection, "waiting_s", looked_at)
+    monkeypatch.setattr(PlaneConnection, "has_taken_all", looked_at)
     server = await serving(Shop(), stuck_s=0.4)
     channel = await network.open_channel(server.address, timeout_ms=5_000)
     await channel.call(Append(1), timeout_ms=10_000)
