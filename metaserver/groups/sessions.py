@@ -337,15 +337,17 @@ def lock_in_order(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
 _renewable = lock_in_order(
     sessions.c.session.in_(sa.bindparam("ids")), sessions.c.expires_at > now_ms()
 ).cte("renewable")
+_asked_to_hand_over = sa.select(leases.c.session).where(
+    leases.c.session.in_(sa.bindparam("ids")), leases.c.withdrawn
+)
 _renewed = (
     sa.update(sessions)
     .where(sessions.c.session.in_(sa.select(_renewable.c.session)))
     .values(expires_at=now_ms() + sessions.c.ttl_ms, heard=True)
     .returning(
         *_row.selected_columns,
-        sa.exists()
-        .where(leases.c.session == sessions.c.session, leases.c.withdrawn)
-        .label("handing_over"),
+        # Not correlated: in RETURNING, SQLite's columns have no table, and would be those of the leases.
+        sessions.c.session.in_(_asked_to_hand_over).label("handing_over"),
     )
 )
 
