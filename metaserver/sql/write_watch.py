@@ -16,7 +16,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from sqlalchemy.engine import Connection
 
 from ...protocol.clock import Clock
-from ...protocol.errors import StorageError
+from ...protocol.errors import BrokerGroupTakenError, StorageError
 from .database import SqlDatabase, SqliteDatabase
 from .dialect import insert_or_replace
 from .schema import facts
@@ -74,6 +74,8 @@ class WatchedDatabase:
     async def _watched(self, written: Awaitable[T]) -> T:
         try:
             answer = await written
+        except BrokerGroupTakenError:  # of a broker's folder, and no failure of the database
+            raise
         except StorageError as error:
             self._failed(error.message)
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 import sqlite3
 from collections.abc import AsyncIterator
@@ -13,8 +14,8 @@ import pytest
 
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
-from keylane.protocol.control import CreateSubject
-from keylane.protocol.errors import NotEnoughBrokersError, StorageError
+from keylane.protocol.control import BrokerHeartbeat, CreateSubject
+from keylane.protocol.errors import BrokerGroupTakenError, NotEnoughBrokersError, StorageError
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Program
@@ -72,6 +73,24 @@ async def test_metaserver_is_not_ready_while_its_database_is_locked(tmp_path: Pa
         other.execute("ROLLBACK")
         other.close()
         await becomes(meta, ready=True)
+
+
+async def test_metaserver_stays_ready_when_it_refuses_a_brokers_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker on another folder of a group that is alive is refused; the database was written all the same."""
+    settings = MetaserverSettings(data=tmp_path / "meta", port=0)
+    own = BrokerHeartbeat(broker_group="g", broker_id="own", address="127.0.0.1:9")
+    stray = BrokerHeartbeat(broker_group="g", broker_id="stray", address="127.0.0.1:8")
+    async with running_metaserver(settings) as running, client_of(running.address) as meta:
+        assert await becomes(meta, ready=True) == ""
+        await meta.broker_heartbeat(own)
+        with caplog.at_level(logging.WARNING, "keylane.metaserver"):
+            for _ in range(3):
+                with pytest.raises(BrokerGroupTakenError):
+                    await meta.broker_heartbeat(stray)
+                assert (await meta.health()).reason == ""
+        assert "cannot be written" not in caplog.text
 
 
 async def test_metaserver_is_not_ready_while_its_postgresql_only_reads(
