@@ -102,7 +102,7 @@ def sessions_expire_early(patches: Patches) -> None:
         connection.execute(sa.update(sessions).where(early).values(expires_at=now_ms()))
         return real(connection, group_id)
 
-    real = patches.set(lease_rows, "sweep_sessions", sweep)
+    real = patches.set(lease_rows, "sweep_members", sweep)
 
 
 def unheard_grants_stay(patches: Patches) -> None:
