@@ -51,6 +51,8 @@ def subject_create(
     strategy: Annotated[
         OrderStrategy,
         typer.Option(
+            "--order-strategy",
+            "--strategy",
             help="strict: wait for the partition, whatever it takes. "
             "best_tried: go elsewhere after some seconds, and say so.",
         ),
