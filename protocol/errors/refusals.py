@@ -311,7 +311,7 @@ class NoPartitionError(RefusedError):
     code = 1152
     summary = "no open partition for this message now"
     retry = RetryRule.AFTER_NEW_ROUTE
-    hint = "Send it again, with a producer that stays open until it is acked (await `send`)."
+    hint = "Send it again, unless its fate is unknown: it may be stored.  Await `send` before the producer closes."
 
 
 class OperationRunningError(RefusedError):

@@ -109,8 +109,7 @@ def test_subject_is_created_filled_read_and_described(dev):
     """Create, describe, produce, consume, look at the group: each says what happened, offsets and all."""
     (view,) = dev.json("subject", "create", "day", "--partitions", "4", "--strategy", "strict")
     assert view["order_strategy"] == "strict"
-    words = ("create", "day", "--partitions", "4", "--order-strategy", "strict")
-    (again,) = dev.json("subject", *words)
+    (again,) = dev.json("subject", "create", "day", "--partitions=4", "--order-strategy=strict")
     assert again == view
 
     (receipt,) = dev.json("produce", "day", "first", "--key", "a")

@@ -60,6 +60,7 @@ async def test_close_tells_what_it_gave_up_and_what_may_be_stored():
     for future in (on_its_way, *queued):
         with pytest.raises(NoPartitionError, match="closed") as caught:
             await future
+        assert "unless its fate is unknown" in caught.value.hint
         fates.append(caught.value.fate)
     assert fates == [Fate.UNKNOWN, Fate.NOT_DONE, Fate.NOT_DONE]
 
