@@ -295,6 +295,11 @@ class GroupCommit:
         """Begin the next commit; without one, stop."""
         try:
             while self._queue or self._late:
+                if (
+                    self._failure is not None
+                ):  # as of progress that is saved without a look at the room
+                    self._refuse_all(self._undo_all([]), self._failure)
+                    break
                 commit = _Commit(self._log.plan())
                 try:
                     self._take(commit)
@@ -483,18 +488,26 @@ class GroupCommit:
         else:
             log.critical("no writes until the broker is restarted: %s", error)
             self._failure = error
+        waiting = self._undo_all(commit.entries)
+        for future in (*(entry.future for entry in commit.entries), *commit.waiting):
+            _refuse(future, type(error)(error.message, **error.details))
+        self._refuse_all(waiting, error)
+
+    def _undo_all(self, taken: list[Entry]) -> list[asyncio.Future[None] | None]:
+        """Undo all that waits, then what a commit has `taken`, newest first; returns the futures of what waited."""
         queued = list(self._queue)
         self._queue.clear()
         self._own = 0
         late = [future for each in self._late.values() for future in each.futures]
         self._late.clear()
-        for entry in reversed(commit.entries + queued):
+        for entry in reversed(taken + queued):
             if entry.undo is not None:
                 entry.undo()
         self.queued_bytes = 0
-        for future in (*(entry.future for entry in commit.entries), *commit.waiting):
-            _refuse(future, type(error)(error.message, **error.details))
-        for future in (*(entry.future for entry in queued), *late):
+        return [*(entry.future for entry in queued), *late]
+
+    def _refuse_all(self, waiting: list[asyncio.Future[None] | None], error: KeylaneError) -> None:
+        for future in waiting:
             _refuse(future, BrokerReadOnlyError(f"the broker takes no writes: {error.message}"))
         self._admission.admit(all_of_them=True)
 

@@ -341,3 +341,20 @@ async def test_writes_can_be_held_back(desk):
         await desk.append(batch())
     desk.store.commit.refuse_messages("")
     assert (await desk.append(batch())).base_offset == 0
+
+
+async def test_late_record_is_refused_after_a_failed_sync(desk, disk):
+    """Nothing is written behind bytes whose sync has failed, also where no room is asked for."""
+    await desk.append(batch(count=2))
+    await desk.acquire(1)
+    disk.fail = "fdatasync"
+    with pytest.raises(FlushFailedError):
+        await desk.append(batch(sequence=2))
+    disk.fail = ""
+    partition = desk.store.state.partition(1)
+    group = partition.groups["audit"]
+    steps: list[str] = []
+    disk.on_step = steps.append
+    with pytest.raises(BrokerReadOnlyError):
+        await desk.store.save_progress(partition, group)
+    assert not steps
