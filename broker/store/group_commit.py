@@ -295,9 +295,7 @@ class GroupCommit:
         """Begin the next commit; without one, stop."""
         try:
             while self._queue or self._late:
-                if (
-                    self._failure is not None
-                ):  # as of progress that is saved without a look at the room
+                if self._failure is not None:  # late records are submitted without `check_room`
                     self._refuse_all(self._undo_all([]), self._failure)
                     break
                 commit = _Commit(self._log.plan())
