@@ -100,7 +100,7 @@ async def test_consumers_share_hand_over_and_leave(house: MetaAndBroker) -> None
     """Partitions are shared; a hand-over is granted with a higher token only after its release."""
     await house.meta.create_subject(CreateSubject(subject="s", partitions=4))
     joined = await house.meta.join(Join(subject="s", group="g", session=A, client="one"))
-    assert (joined.ttl_ms, joined.heartbeat_ms) == (30_000, 5_000)
+    assert (joined.ttl_ms, joined.heartbeat_ms) == (30_000, 10_000)
     first = await house.meta.heartbeat(Heartbeat(session=A))
     assert len(first.grants) == 4
     assert first.ttl_ms == 30_000
