@@ -380,9 +380,8 @@ class Executor:
         if calls:
             self._settle_stored()
         if self._channel is not None:
-            if not calls and self._flying:
-                self._flying = False
-                self._flight.answered()
+            if not calls:
+                self._land()
             if self._troubled or self._in_flight or self._queue or self.open.values:
                 self.push()
 

@@ -334,17 +334,14 @@ class Sending(ScheduledCancels, Generic[V]):
         """The open batch of an executor, for messages of this turn of the event loop."""
         batch = executor.open
         if batch.turn != self._turn_number:
-            self._home.check()
             is_new = not batch.values
+            if is_new and self._turn_ns != UNREAD:
+                self._home.check()
+                batch.at(self._now_ns())  # of its own, which the others do not take over
+            else:
+                batch.at(self._time_ns())
             if is_new:
                 executor.started()
-            if self._turn_ns == UNREAD:
-                self._turn_ns = self._now_ns()
-                if not self._turn.begun:
-                    self._turn.begin()
-                batch.at(self._turn_ns)
-            else:  # a new batch has a time of its own, which the others do not take over
-                batch.at(self._now_ns() if is_new else self._turn_ns)
             batch.turn = self._turn_number
             self._touched.append(batch)
         return batch
@@ -433,8 +430,7 @@ class Sending(ScheduledCancels, Generic[V]):
         self._home.check()  # not for each message, because it costs a third of a send
         if self._turn_ns == UNREAD:
             self._turn_ns = self._now_ns()
-            if not self._turn.begun:
-                self._turn.begin()
+            self._turn.begin()
         return self._turn_ns
 
     def _end_turn(self) -> None:
