@@ -279,10 +279,7 @@ class BrokerService:
     ) -> None:
         """Note that the owner gets what is stored up to `upto`."""
         group.suspects.pulled(upto)
-        if size_bytes:
-            self._store.traffic.note_handed(
-                partition.facts.subject, messages=upto - request.offset, size_bytes=size_bytes
-            )
+        self._note_handed(partition, upto - request.offset, size_bytes)
 
     @staticmethod
     def batches(
@@ -379,13 +376,13 @@ class BrokerService:
             tuple(pair for pair in begun.items() if pair[0] in handed) if begun else (),
             tuple(pair for pair in tries.items() if pair[0] in handed) if tries else (),
         )
-        self._note_handed(partition, sum(end - start for start, end in ranges), data)
+        self._note_handed(partition, sum(end - start for start, end in ranges), len(data))
         return answer, data
 
-    def _note_handed(self, partition: HostedPartition, messages: int, data: bytes) -> None:
-        if data:
+    def _note_handed(self, partition: HostedPartition, messages: int, size_bytes: int) -> None:
+        if size_bytes:
             subject = partition.facts.subject
-            self._store.traffic.note_handed(subject, messages=messages, size_bytes=len(data))
+            self._store.traffic.note_handed(subject, messages=messages, size_bytes=size_bytes)
 
     async def _read(self, request: Read, _payload: memoryview) -> Handled:
         partition = self._store.state.partition(request.partition_id)
@@ -394,7 +391,7 @@ class BrokerService:
             bytes_max = await self._background_turn(bytes_max)
             self.check_read(partition, request.offset, bytes_max)
         answer, data = await self._batches(request, partition, bytes_max)
-        self._note_handed(partition, answer.upto - request.offset, data)
+        self._note_handed(partition, answer.upto - request.offset, len(data))
         return answer, data
 
     async def _background_turn(self, wanted_bytes: int) -> int:

@@ -196,7 +196,7 @@ class Store:
             )
         partition = self.state.partition(partition_id)
         self.commit.check_room(header.length, in_turn=in_turn)
-        self.state.partitions.dirty.add(partition_id)
+        self.state.touch(partition)
         duplicate = partition.decide_append(header)
         if isinstance(duplicate, Duplicate):
             return self.commit.flushed(), duplicate.base_offset, True
@@ -331,10 +331,9 @@ class Store:
 
     def save_progress(self, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
         """Make a group's progress durable with the next commit."""
-        partition_id = partition.partition_id
-        self.state.partitions.dirty.add(partition_id)
+        self.state.touch(partition)
         return self.commit.submit_late(
-            (partition_id, group.name), partial(self._late_progress, partition, group)
+            (partition.partition_id, group.name), partial(self._late_progress, partition, group)
         )
 
     def _late_progress(self, partition: HostedPartition, group: Group) -> Entry:
