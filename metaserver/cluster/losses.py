@@ -3,7 +3,8 @@
 Invariants
     A lost partition is expired: it is never read and nothing waits for its end.  Its parents are still read before its
     children.
-    The data folder that had it is refused from then on, so that no message is acked there and never read.
+    The data folder that had it is refused from then on, so that no message is acked there and never read.  Its broker
+    group is silent until an empty folder reports itself: a partition planned there would keep that folder out.
     A folder is refused too if its loss let a partition open whose broker does not know every consumer group.
 """
 
@@ -44,6 +45,8 @@ def refuse_folders(connection: Connection, ids: Collection[int]) -> None:
     rows = [dict(row) for row in connection.execute(folders).mappings()]
     if rows:
         insert_new(connection, lost_folders, rows)
+        lost = brokers.c.broker_id.in_(row["broker_id"] for row in rows)
+        connection.execute(sa.update(brokers).where(lost).values(expires_at=0))
 
 
 def read_losses(connection: Connection, ids: Collection[int]) -> tuple[LossView, ...]:

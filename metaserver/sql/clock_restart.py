@@ -2,7 +2,8 @@
 
 SQLite's time here is the machine's boot-time clock: after another boot the stored times mean nothing.  PostgreSQL's is a
 calendar, which people and time servers set (`clock_watch.py`).  In both cases every live session and broker gets a whole
-ttl from now, so no lease ends early.  Refused brokers and duties are forgotten.
+ttl from now, so no lease ends early.  A broker whose loss was accepted stays silent.  Refused brokers and duties are
+forgotten.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from .schema import (
     brokers,
     facts,
     groups,
+    lost_folders,
     metaservers,
     operations,
     refused_brokers,
@@ -47,9 +49,9 @@ def adopt_boot(connection: Connection, boot: str, *, broker_ttl_ms: int) -> bool
 def restart_times(connection: Connection, *, broker_ttl_ms: int) -> None:
     """Let every ttl count from now, and end every lease of a duty or an operation."""
     connection.execute(sa.update(sessions).values(expires_at=now_ms() + sessions.c.ttl_ms))
-    connection.execute(
-        sa.update(brokers).values(seen_at=now_ms(), expires_at=now_ms() + broker_ttl_ms)
-    )
+    lost = sa.exists().where(lost_folders.c.broker_id == brokers.c.broker_id)
+    until = sa.case((lost, 0), else_=now_ms() + broker_ttl_ms)
+    connection.execute(sa.update(brokers).values(seen_at=now_ms(), expires_at=until))
     connection.execute(sa.update(groups).values(idle_since=None))
     connection.execute(sa.update(subjects).values(hidden_since=None))
     connection.execute(sa.update(operations).values(driven_until=now_ms()))

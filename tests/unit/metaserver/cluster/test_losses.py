@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import cordon_broker, report_broker, writable_groups
 from keylane.metaserver.cluster.heard import unheard_children
 from keylane.metaserver.cluster.subjects import find_subject, read_route
 from keylane.metaserver.groups.leases import PartitionFacts, readable_partitions
@@ -12,6 +12,7 @@ from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.operations.begin import plan_operations
 from keylane.metaserver.operations.journal import claim_operation, finish_round, idle_operations
 from keylane.metaserver.operations.views import operation_views, subject_history
+from keylane.metaserver.sql.clock_restart import restart_times
 from keylane.protocol.control import BrokerHeartbeat, Join
 from keylane.protocol.errors import FolderGivenUpError
 from keylane.protocol.ids import PartitionId
@@ -63,6 +64,29 @@ def test_strict_subject_leaves_a_lost_disk_with_all_its_partitions(rows: Rows) -
         rows.report("g1")
     empty = BrokerHeartbeat(broker_group="g1", broker_id="new", address="g1:2")
     rows.run(report_broker, empty, ttl_ms=DAY_MS)
+
+
+@pytest.mark.parametrize("clock", ["continues", "restarts"])
+def test_lost_disk_takes_no_new_partition_before_an_empty_folder_reports_itself(
+    rows: Rows, clock: str
+) -> None:
+    """A partition planned there would keep the empty folder out for ever."""
+    rows.create("s", 3, order_strategy=STRICT)
+    rows.silence("g1")
+    ((operation_id, _),) = rows.begin(LOSE_G1)
+    rows.drive(operation_id)
+    rows.run(cordon_broker, "g1", False)
+    if clock == "restarts":
+        rows.run(restart_times, broker_ttl_ms=DAY_MS)
+    assert "g1" not in rows.run(writable_groups)
+    with pytest.raises(FolderGivenUpError):
+        rows.report("g1")
+    rows.resize("s", 6)
+    assert "g1" not in open_places(rows, "s")
+
+    empty = BrokerHeartbeat(broker_group="g1", broker_id="new", address="g1:2")
+    rows.run(report_broker, empty, ttl_ms=DAY_MS)
+    assert "g1" in rows.run(writable_groups)
 
 
 def test_operation_continues_when_the_disk_it_waits_for_is_lost(rows: Rows) -> None:
