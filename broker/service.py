@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -75,6 +76,7 @@ from .partition.pull_lock import (
 )
 from .partition.suspects import BEGUN_MAX
 from .standing import Standing, check_standing
+from .store.group_commit import Ended
 from .store.store import DURABLE, Store
 from .tags import leave_out
 
@@ -155,9 +157,8 @@ class BrokerService:
     async def _append(self, request: Append, payload: memoryview) -> Handled:
         began_ns = self._clock.boot_ns()
         async with self._store.commit.turn(len(payload)):
-            durable, base_offset, duplicate = self._store.append(
-                request.partition_id, payload, in_turn=True
-            )
+            append = partial(self._store.append, request.partition_id, payload, in_turn=True)
+            durable, (base_offset, duplicate) = self._store.commit.waited_for(append)
         await durable
         self._store.traffic.appends.observe(self._clock.boot_ns() - began_ns)
         return Appended(base_offset, DURABLE, duplicate), b""
@@ -418,8 +419,8 @@ class BrokerService:
         return self.batches(partition, upto, parked_version), data
 
     async def _ack(self, request: Ack, _payload: memoryview) -> Handled:
-        cursor, group, saved = self.decide_ack(request)
-        if saved is not None:
+        cursor, partition, group = self.decide_ack(request)
+        if (saved := self._save(partition, group)) is not None:
             await saved
         return self.acked(cursor, group), b""
 
@@ -430,12 +431,12 @@ class BrokerService:
 
     def decide_ack(
         self, request: Ack, now_ms: int | None = None
-    ) -> tuple[int, Group, asyncio.Future[None] | None]:
+    ) -> tuple[int, HostedPartition, Group]:
         """
         Decide on an ack; `now_ms` is as of `owned`.
 
         Returns:
-            The cursor, the group, and what `_save` returns.
+            The cursor, and the partition and the group whose progress is to be saved before the cursor is told.
         """
         partition, group = self.owned(request, now_ms)
         ranges = request.ranges
@@ -461,22 +462,28 @@ class BrokerService:
             _check_begun(request, partition)
             self._store.commit.check_room(0, own=True)
             group.begins(request.begun)
-        return group.acked.cursor, group, self._save(partition, group)
+        return group.acked.cursor, partition, group
 
-    def _save(self, partition: HostedPartition, group: Group) -> asyncio.Future[None] | None:
+    def save(self, partition: HostedPartition, group: Group, ended: Ended) -> bool:
         """
         Save a group's progress if it is not durable, as after an ack that met a full disk.
 
         Returns:
-            A future to await before the progress is reported, or None if it is durable.
+            False if it is durable.  True: `ended` is called before the progress may be told.
 
         Raises:
             BrokerReadOnlyError: the progress cannot be made durable now.
         """
         if not group.unsaved:
-            return None
+            return False
         self._store.commit.check_room(0, own=True)
-        return self._store.save_progress(partition, group)
+        self._store.save_progress_then(partition, group, ended)
+        return True
+
+    def _save(self, partition: HostedPartition, group: Group) -> asyncio.Future[None] | None:
+        """As `save`, with a future to await in place of `ended`; None: the progress is durable."""
+        durable, saves = self._store.commit.waited_for(partial(self.save, partition, group))
+        return durable if saves else None
 
     async def _release(self, request: Release, _payload: memoryview) -> Handled:
         partition, group = self.owned(request)

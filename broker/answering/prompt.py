@@ -9,14 +9,15 @@ What needs more (room in the commit queue, a read of the disk, tags) is left to 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from ...protocol.clock import Clock
+from ...protocol.errors import KeylaneError
 from ...protocol.frames import Ack, Acked, Append, Appended, Pull, Request
 from ...rpc.plane.prompt import PromptCall
-from ..partition.partition import Group
+from ..partition.partition import Group, HostedPartition
+from ..store.group_commit import Ended
 from ..store.store import DURABLE, Store
 from .open_pulls import OpenPulls, PullDecisions
 from .waiting import LongPolls
@@ -28,10 +29,12 @@ Beginning = Callable[[Any, memoryview, PromptCall, int], bool]
 class Decisions(PullDecisions, Protocol):
     """What a service decides, with a task or without."""
 
-    def decide_ack(
-        self, request: Ack, now_ms: int
-    ) -> tuple[int, Group, asyncio.Future[None] | None]:
-        """The cursor, the group, and what to wait for before the cursor is told."""
+    def decide_ack(self, request: Ack, now_ms: int) -> tuple[int, HostedPartition, Group]:
+        """The cursor, and whose progress has to be saved before the cursor is told."""
+        ...
+
+    def save(self, partition: HostedPartition, group: Group, ended: Ended) -> bool:
+        """Have `ended` called once the progress of a group is durable; False: it is."""
         ...
 
     def acked(self, cursor: int, group: Group) -> Acked:
@@ -57,37 +60,30 @@ class PromptAnswers:
     ) -> bool:
         if not self._store.commit.takes_now(len(payload)):
             return False
-        durable, base_offset, duplicate = self._store.append(
-            request.partition_id, payload, in_turn=True
-        )
+        store = self._store
 
-        def answer(done: asyncio.Future[None]) -> None:
-            try:
-                done.result()
-            except BaseException as error:  # noqa: BLE001 - told to the client
+        def ended(error: KeylaneError | None) -> None:
+            if error is not None:
                 call.refuse(error)
                 return
-            self._store.traffic.appends.observe(self._boot_ns() - began_ns)
+            store.traffic.appends.observe(self._boot_ns() - began_ns)
             call.answer(Appended(base_offset, DURABLE, duplicate))
 
-        durable.add_done_callback(answer)
+        base_offset, duplicate = store.append(request.partition_id, payload, ended, in_turn=True)
         return True
 
     def _ack(self, request: Ack, _payload: memoryview, call: PromptCall, now_ns: int) -> bool:
-        cursor, group, saved = self._service.decide_ack(request, now_ns // 1_000_000)
-        if saved is None:
-            call.answer(self._service.acked(cursor, group))
-            return True
+        service = self._service
+        cursor, partition, group = service.decide_ack(request, now_ns // 1_000_000)
 
-        def answer(done: asyncio.Future[None]) -> None:
-            try:
-                done.result()
-            except BaseException as error:  # noqa: BLE001 - told to the client
+        def ended(error: KeylaneError | None) -> None:
+            if error is not None:
                 call.refuse(error)
-                return
-            call.answer(self._service.acked(cursor, group))
+            else:
+                call.answer(service.acked(cursor, group))
 
-        saved.add_done_callback(answer)
+        if not service.save(partition, group, ended):
+            call.answer(service.acked(cursor, group))
         return True
 
     def _pull(self, request: Pull, _payload: memoryview, call: PromptCall, now_ns: int) -> bool:

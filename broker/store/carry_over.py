@@ -73,21 +73,21 @@ class CarryOver:
         numbers = await self._run_read(self._described, bases)
         if numbers is None:
             numbers = sorted(self._state.partitions.ids())
-        written: list[Entry] = []
+        written: list[asyncio.Future[None]] = []
         partitions = size = 0
         for number in numbers:
             partition = self._state.partitions.get(number)
             if partition is None:
                 continue
-            entries = self._write_again(partition)
-            written += entries
+            records = self._records_of(partition)
+            written += [self._submit(partition, record) for record in records]
             partitions += 1
-            size += sum(len(entry.record) for entry in entries)
+            size += sum(map(len, records))
             if partitions >= TOGETHER or size >= TOGETHER_BYTES:
-                await _durable(written)
+                await asyncio.gather(*written)
                 written, partitions, size = [], 0, 0
         written += [self._submit_dropped(body) for body in self._state.dropped.bodies()]
-        await _durable(written)
+        await asyncio.gather(*written)
         if self._snapshotter.position < position and not await self._snapshotter.write():
             raise StorageError(f"no snapshot: {self._snapshotter.problem}")
 
@@ -123,11 +123,12 @@ class CarryOver:
             described |= segment_ids
         return sorted(described)
 
-    def _write_again(self, partition: HostedPartition) -> list[Entry]:
+    def _records_of(self, partition: HostedPartition) -> list[bytes]:
+        """What is to be queued before anything else is decided of the partition."""
         self._commit.check_room(0, own=True)
         image = image_of(partition)
         if len(image) <= STATE_BYTES_MAX:
-            return [self._submit(partition, _state_record(partition, image))]
+            return [_state_record(partition, image)]
         parts = images_of_parts(partition, together=PRODUCERS_TOGETHER)
         records = [_state_record(partition, part) for part in parts]
         for group in partition.groups.values():
@@ -144,26 +145,19 @@ class CarryOver:
                     )
                     for change in changes_of(group.parked)
                 ]
-        return [self._submit(partition, record) for record in records]
+        return records
 
-    def _submit_dropped(self, body: DroppedBody) -> Entry:
-        entry = Entry(encode_body(0, body))
-        self._commit.submit(entry)
-        return entry
+    def _submit_dropped(self, body: DroppedBody) -> asyncio.Future[None]:
+        return self._commit.submit(Entry(encode_body(0, body)))
 
-    def _submit(self, partition: HostedPartition, record: bytes) -> Entry:
+    def _submit(self, partition: HostedPartition, record: bytes) -> asyncio.Future[None]:
         # The record is made and queued without an await.  So records that were decided before are before it in the log.
         entry = Entry(
             record,
             partition_id=partition.partition_id,
             base_offset=partition.next_offset,
         )
-        self._commit.submit(entry)
-        return entry
-
-
-async def _durable(entries: list[Entry]) -> None:
-    await asyncio.gather(*(entry.future for entry in entries if entry.future is not None))
+        return self._commit.submit(entry)
 
 
 def _state_record(partition: HostedPartition, image: bytes) -> bytes:

@@ -1,16 +1,16 @@
 """Group commit: decided records wait in a queue, and one writer at a time makes them durable with one sync.
 
-    decide ▶ submit ▶ queue ─┐                                  ┌▶ durable, future resolved
+    decide ▶ submit ▶ queue ─┐                                  ┌▶ durable, `ended` called
                              ├▶ take ▶ write, fdatasync, index ─┤
     mark ▶ late records ─────┘                                  └▶ failed: see below
 
 A commit is written by a thread, or, if it is small, into memory here and synced by the kernel (`quick_sync`), whose
-callback ends it without a task.  While it is written, records for the next one gather.  "Late" records (cursors) are made when a commit is taken: one per key, with
-everything that was decided until then.  A commit that is full leaves only messages for the next one, because a late
+callback ends it without a task.  While it is written, records for the next one gather.  "Late" records (cursors) are made
+when a commit is taken: one per key, with everything that was decided until then.  A commit that is full leaves only messages for the next one, because a late
 record must not come before a record that was decided earlier.
 
 Invariants
-    A future is resolved only after the sync of its record.
+    `ended` is called, or a future resolved, only after the sync of its record; what raises there concerns no other record.
     After a failure every decision that is not durable is undone, newest first.  The state is then the durable state.
     After a failed write or sync nothing is written again.  The records of that commit fail with UNKNOWN fate, waiting
     records with NOT_DONE.
@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ...protocol.clock import Clock
 from ...protocol.errors import (
@@ -39,6 +39,7 @@ from ...protocol.errors import (
     StorageError,
 )
 from ...rpc.operating.histogram import Histogram
+from ...rpc.turn import at_end
 from ..storage.append_file import Buffer
 from ..storage.index.interface import ConsumeQueues, Unit
 from ..storage.log.commit_log import SMALL_BYTES_MAX, CommitLog, WritePlan
@@ -51,6 +52,9 @@ RETRY_FULL_MS = 1_000
 OWN_QUEUED_BYTES_MAX = 1 << 20
 """Room in the queue for records that are not messages, so that fast producers never keep out fences and seals."""
 _NOTHING = bytearray()
+T = TypeVar("T")
+Ended = Callable[[KeylaneError | None], object]
+"""Told once how a record ended: durable, or with the error of who asked for it."""
 _Work = Callable[[WritePlan, list[tuple[int, Unit]]], bool]
 """Writes a commit or a part of it, and its units for the index; False if only the index is full."""
 
@@ -64,10 +68,10 @@ class RunBlocking(Protocol):
 
 
 class Entry:
-    """A record that is to be written.  `count` is 0 if it has no messages.  A marker has no bytes, only a future."""
+    """A record that is to be written.  `count` is 0 if it has no messages.  A marker has no bytes, only who waits for it."""
 
     __slots__ = (
-        "appended_at_ms", "base_offset", "count", "future", "partition_id", "position", "record", "on_durable", "size_bytes",
+        "appended_at_ms", "base_offset", "count", "ended", "partition_id", "position", "record", "on_durable", "size_bytes",
         "stamped", "undo",
     )  # fmt: skip
 
@@ -93,11 +97,11 @@ class Entry:
         self.stamped: bytearray = _NOTHING
         """The header as it is in the log, once a commit has taken it."""
         self.on_durable = on_durable
-        """Called when the record is durable, before `future` is resolved."""
+        """Called when the record is durable, before `ended`."""
         self.undo = undo
         """Called to undo the decision if the record cannot be made durable."""
-        self.future: asyncio.Future[None] | None = None
-        """Made by `submit`."""
+        self.ended: Ended | None = None
+        """Who waits for it."""
 
 
 class _Commit:
@@ -110,7 +114,7 @@ class _Commit:
         self.entries: list[Entry] = []
         self.units: list[tuple[int, Unit]] = []
         """Of its messages, for the index."""
-        self.waiting: list[asyncio.Future[None]] = []
+        self.waiting: list[Ended] = []
         """Who waits for its late records."""
         self.began_ns = 0
         self.full: DiskFullError | None = None
@@ -118,11 +122,11 @@ class _Commit:
 
 
 class _Late:
-    __slots__ = ("futures", "make")
+    __slots__ = ("make", "waiting")
 
     def __init__(self, make: Callable[[], Entry]) -> None:
         self.make = make
-        self.futures: list[asyncio.Future[None]] = []
+        self.waiting: list[Ended] = []
 
 
 class GroupCommit:
@@ -164,6 +168,8 @@ class GroupCommit:
         """That of the store, once something was submitted."""
         self._running = False
         """A commit is under way, or about to be."""
+        self._shared = False
+        """The last commit had more than one record."""
         self._idle: asyncio.Future[None] | None = None
         """`close` waits for it."""
         self._task: asyncio.Task[None] | None = None
@@ -252,36 +258,29 @@ class GroupCommit:
             raise OverloadedError(f"{self.queued_bytes} bytes wait for the disk", retry_after_ms=10)
 
     def submit(self, entry: Entry) -> asyncio.Future[None]:
-        """Queue a record, after `check_room`; the future is resolved when the record is durable."""
-        loop = self._loop or self._find_loop()
-        future = entry.future = loop.create_future()
+        """As `add`; the future is resolved when the record is durable."""
+        future, _ = self.waited_for(partial(self.add, entry))
+        return future
+
+    def add(self, entry: Entry, ended: Ended | None = None) -> None:
+        """Queue a record, after `check_room`; `ended` is called once it is durable, or has failed."""
+        entry.ended = ended
         size = entry.size_bytes
         self._queue.append(entry)
         self.queued_bytes += size
         if size and not entry.count:
             self._own += 1
         if not self._running:
-            self._running = True
-            loop.call_soon(self._go_on)
-        return future
+            self._start()
 
-    def submit_late(self, key: Hashable, make: Callable[[], Entry]) -> asyncio.Future[None]:
+    def add_late(self, key: Hashable, make: Callable[[], Entry], ended: Ended) -> None:
         """Have the next commit call `make` and write its record, if it has bytes; calls with the same key share a record."""
         late = self._late.get(key)
         if late is None:
             late = self._late[key] = _Late(make)
-        loop = self._loop or self._find_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        late.futures.append(future)
+        late.waiting.append(ended)
         if not self._running:
-            self._running = True
-            loop.call_soon(self._go_on)
-        return future
-
-    def _find_loop(self) -> asyncio.AbstractEventLoop:
-        # Kept, because Python 3.11 asks the kernel for the process's id each time.
-        self._loop = asyncio.get_running_loop()
-        return self._loop
+            self._start()
 
     def flushed(self) -> asyncio.Future[None]:
         """A future that is resolved when all submitted records are durable, or fails as they do."""
@@ -290,6 +289,32 @@ class GroupCommit:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         future.set_result(None)
         return future
+
+    def when_flushed(self, ended: Ended) -> None:
+        """Have `ended` called when all submitted records are durable, or as they fail; not before this returns."""
+        if self._running:
+            self.add(Entry(b""), ended)
+        else:
+            at_end(partial(ended, None), self._loop or self._find_loop())
+
+    def waited_for(self, begin: Callable[[Ended], T]) -> tuple[asyncio.Future[None], T]:
+        """A future that `begin` is given to tell of a durable record, and what `begin` returns."""
+        future: asyncio.Future[None] = (self._loop or self._find_loop()).create_future()
+        return future, begin(partial(_resolve, future))
+
+    def _find_loop(self) -> asyncio.AbstractEventLoop:
+        # Kept, because Python 3.11 asks the kernel for the process's id each time.
+        self._loop = asyncio.get_running_loop()
+        return self._loop
+
+    def _start(self) -> None:
+        """Begin a commit soon.  Where the last one had more than one record, others may come in this turn of the loop."""
+        self._running = True
+        loop = self._loop or self._find_loop()
+        if self._shared:
+            loop.call_soon(self._go_on)
+        else:
+            at_end(self._go_on, loop)
 
     def _go_on(self) -> None:
         """Begin the next commit; without one, stop."""
@@ -351,7 +376,8 @@ class GroupCommit:
                 )
                 self.queued_bytes += entry.size_bytes
             entries.append(entry)
-            commit.waiting += late.futures
+            commit.waiting += late.waiting
+        self._shared = len(entries) > 1
 
     def _begin(self, commit: _Commit) -> None:
         """Begin to make a commit durable: as `_write`, without a thread if it is small and nothing else is being written."""
@@ -456,14 +482,17 @@ class GroupCommit:
         self.commits += 1
         for entry in commit.entries:
             self.queued_bytes -= entry.size_bytes
+            error: KeylaneError | None = None
             if entry.on_durable is not None:
-                entry.on_durable(entry)
-            future = entry.future
-            if future is not None and not future.done():
-                future.set_result(None)
-        for future in commit.waiting:
-            if not future.done():
-                future.set_result(None)
+                try:
+                    entry.on_durable(entry)
+                except Exception as failure:
+                    log.exception("a durable record cannot be applied")
+                    error = _bug(failure)
+            if entry.ended is not None:
+                _tell(entry.ended, error)
+        for ended in commit.waiting:
+            _tell(ended, None)
         if not self._admission.empty:
             self._admission.admit()
         self.on_commit()
@@ -479,7 +508,7 @@ class GroupCommit:
             error = failure
         else:
             log.error("the commit failed", exc_info=failure)
-            error = FlushFailedError(f"a bug in the broker: {failure!r}")
+            error = _bug(failure)
         self.failures += 1
         if isinstance(error, DiskFullError):
             self._full(commit.plan)
@@ -487,26 +516,29 @@ class GroupCommit:
             log.critical("no writes until the broker is restarted: %s", error)
             self._failure = error
         waiting = self._undo_all(commit.entries)
-        for future in (*(entry.future for entry in commit.entries), *commit.waiting):
-            _refuse(future, type(error)(error.message, **error.details))
+        for ended in (*(entry.ended for entry in commit.entries), *commit.waiting):
+            if ended is not None:
+                _tell(ended, type(error)(error.message, **error.details))
         self._refuse_all(waiting, error)
 
-    def _undo_all(self, taken: list[Entry]) -> list[asyncio.Future[None] | None]:
-        """Undo all that waits, then what a commit has `taken`, newest first; returns the futures of what waited."""
+    def _undo_all(self, taken: list[Entry]) -> list[Ended | None]:
+        """Undo all that waits, then what a commit has `taken`, newest first; returns who waited for what waited."""
         queued = list(self._queue)
         self._queue.clear()
         self._own = 0
-        late = [future for each in self._late.values() for future in each.futures]
+        late = [ended for each in self._late.values() for ended in each.waiting]
         self._late.clear()
         for entry in reversed(taken + queued):
             if entry.undo is not None:
                 entry.undo()
         self.queued_bytes = 0
-        return [*(entry.future for entry in queued), *late]
+        return [*(entry.ended for entry in queued), *late]
 
-    def _refuse_all(self, waiting: list[asyncio.Future[None] | None], error: KeylaneError) -> None:
-        for future in waiting:
-            _refuse(future, BrokerReadOnlyError(f"the broker takes no writes: {error.message}"))
+    def _refuse_all(self, waiting: list[Ended | None], error: KeylaneError) -> None:
+        for ended in waiting:
+            if ended is not None:
+                text = f"the broker takes no writes: {error.message}"
+                _tell(ended, BrokerReadOnlyError(text))
         self._admission.admit(all_of_them=True)
 
     async def close(self) -> None:
@@ -517,7 +549,22 @@ class GroupCommit:
             await asyncio.wait([self._idle])
 
 
-def _refuse(future: asyncio.Future[None] | None, error: KeylaneError) -> None:
-    if future is not None and not future.done():
+def _tell(ended: Ended, error: KeylaneError | None) -> None:
+    try:
+        ended(error)
+    except Exception:  # the other records of the commit are told all the same
+        log.exception("who waits for a commit cannot be told")
+
+
+def _resolve(future: asyncio.Future[None], error: KeylaneError | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
         future.set_exception(error)
         future.exception()  # marks it as retrieved: its caller may have been cancelled
+
+
+def _bug(failure: Exception) -> FlushFailedError:
+    return FlushFailedError(f"a bug in the broker: {failure!r}")

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from ...protocol.clock import Clock
 from ...rpc.threads.worker_thread import WorkerThread
+from ...rpc.turn import in_turn
 from ..storage.append_file import SyncNotTakenError
 from ..storage.files import AppendFile
 from ..storage.kernel_syncs import KernelSyncs
@@ -56,7 +57,7 @@ class KernelQuickSync:
         self._boot_ns = clock.boot_ns
         self._ready_at_ns = 0
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(syncs.descriptor, syncs.collect)
+        self._loop.add_reader(syncs.descriptor, in_turn, syncs.collect)
 
     def is_ready(self) -> bool:
         """See `QuickSync`."""

@@ -1,8 +1,8 @@
 """The store of a broker: its state, log, index and cache.  Runs on one event loop.
 
 The store decides appends, new partitions, seals and fences, and makes them durable; `service.py` decides acks.  A method
-that decides does so before it returns, and returns a future of the durable record.  So calls are decided in the order
-in which they are made.
+that decides does so before it returns, and returns a future of the durable record, or takes whom to tell of it.  So calls
+are decided in the order in which they are made.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ..storage.log.recovery import RecoveredLog
 from ..storage.snapshot import Snapshots
 from .carry_over import CarryOver
 from .first_offsets import FirstOffsets
-from .group_commit import Entry, GroupCommit, RunBlocking
+from .group_commit import Ended, Entry, GroupCommit, RunBlocking
 from .holds import MessageHolds
 from .index_damage import IndexDamage
 from .opening import open_state
@@ -167,16 +167,17 @@ class Store:
 
     # ── appends ───────────────────────────────────────────────────────────────────────────────────────
     def append(
-        self, partition_id: int, record: memoryview, *, in_turn: bool = False
-    ) -> tuple[asyncio.Future[None], int, bool]:
+        self, partition_id: int, record: memoryview, ended: Ended, *, in_turn: bool = False
+    ) -> tuple[int, bool]:
         """
-        Decide on a batch.
+        Decide on a batch, and queue it.
 
         Args:
+            ended: called once the batch is durable, or has failed; not before this returns.
             in_turn: the caller has waited for room with `commit.turn`.
 
         Returns:
-            A future that is resolved when the batch is durable, its base offset, and True if it is a duplicate.
+            Its base offset, and True if it is a duplicate.
 
         Raises:
             CorruptBatchError, InvalidRequestError, PartitionUnknownError, StaleRouteError, SequenceGapError,
@@ -199,7 +200,8 @@ class Store:
         self.state.touch(partition)
         duplicate = partition.decide_append(header)
         if isinstance(duplicate, Duplicate):
-            return self.commit.flushed(), duplicate.base_offset, True
+            self.commit.when_flushed(ended)
+            return duplicate.base_offset, True
         if partition.facts.message_bytes_max:
             partition.check_message_sizes(record, header)
         base_offset = partition.next_offset
@@ -215,7 +217,8 @@ class Store:
             on_durable=partial(self._stored, partition),
             undo=partial(partition.undo_append, undo),
         )
-        return self.commit.submit(entry), base_offset, False
+        self.commit.add(entry, ended)
+        return base_offset, False
 
     def _stored(self, partition: HostedPartition, entry: Entry) -> None:
         next_offset = entry.base_offset + entry.count
@@ -330,10 +333,17 @@ class Store:
         return self.commit.submit(entry)
 
     def save_progress(self, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
-        """Make a group's progress durable with the next commit."""
+        """As `save_progress_then`, with a future that is resolved when it is durable."""
+        durable, _ = self.commit.waited_for(partial(self.save_progress_then, partition, group))
+        return durable
+
+    def save_progress_then(self, partition: HostedPartition, group: Group, ended: Ended) -> None:
+        """Make a group's progress durable with the next commit, which tells `ended`."""
         self.state.touch(partition)
-        return self.commit.submit_late(
-            (partition.partition_id, group.name), partial(self._late_progress, partition, group)
+        self.commit.add_late(
+            (partition.partition_id, group.name),
+            partial(self._late_progress, partition, group),
+            ended,
         )
 
     def _late_progress(self, partition: HostedPartition, group: Group) -> Entry:

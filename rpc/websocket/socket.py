@@ -23,6 +23,7 @@ from typing import cast
 
 from ...protocol.clock import at_a_tick
 from ...protocol.errors import FrameError
+from ..turn import at_end, in_turn
 from .framing import (
     HEAD_BYTES_MAX,
     SHORT_BYTES,
@@ -96,8 +97,8 @@ class DataSocket(asyncio.BufferedProtocol):
         self._filled = 0
         self._gathered: list[Buffer] = []
         self._gathered_bytes = 0
-        self._flushing: asyncio.Handle | None = None
-        self._gathering = False
+        self._leaves = self._gathering = False
+        """What is gathered leaves at the end of this callback, or with `flush`."""
         self.on_message: Callable[[bytearray], bool] | None = None
         """
         Called with a binary message where it arrives, while `receive` waits for it; False: `receive` returns it.
@@ -160,8 +161,10 @@ class DataSocket(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """See `asyncio.BufferedProtocol`."""
         self._heard = True
-        if self._ended:
-            return
+        if not self._ended:
+            in_turn(self._came, nbytes)
+
+    def _came(self, nbytes: int) -> None:
         try:
             if self._head is not None:
                 self._filled += nbytes
@@ -307,7 +310,7 @@ class DataSocket(asyncio.BufferedProtocol):
 
     def write(self, parts: Sequence[Buffer], opcode: Opcode = Opcode.BINARY) -> None:
         """
-        Send a message, or a control frame; small ones of one turn of the event loop share a system call.
+        Send a message, or a control frame; small ones of one callback of the event loop share a system call.
 
         Args:
             parts: one after another; they must not change until they are sent.
@@ -325,29 +328,28 @@ class DataSocket(asyncio.BufferedProtocol):
         self._gathered += (head, *parts)
         self._gathered_bytes += size
         if self._gathered_bytes >= GATHERED_BYTES_MAX:
-            self._flush()
-        elif self._flushing is None and not self._gathering:
-            self._flushing = self._loop.call_soon(self._write_gathered)
+            self._write_gathered()
+        elif not (self._leaves or self._gathering):
+            self._leaves = True
+            at_end(self._leave, self._loop)
 
     def gather(self) -> None:
-        """Keep small messages from here on until `flush`, in place of the next turn of the event loop."""
+        """Keep small messages from here on until `flush`, in place of the end of the callback."""
         self._gathering = True
 
     def flush(self) -> None:
         """Write what was kept since `gather`."""
         self._gathering = False
         if self._gathered:
-            self._flush()
+            self._write_gathered()
 
-    def _flush(self) -> None:
-        """Write what was gathered now, and not a turn later."""
-        if self._flushing is not None:
-            self._flushing.cancel()
-        self._write_gathered()
+    def _leave(self) -> None:
+        self._leaves = False
+        if self._gathered:
+            self._write_gathered()
 
     def _write_gathered(self) -> None:
         """Write what was gathered; a large last part is not joined to the others."""
-        self._flushing = None
         parts, self._gathered, self._gathered_bytes = self._gathered, [], 0
         if not parts or self._transport.is_closing():
             return
@@ -403,7 +405,7 @@ class DataSocket(asyncio.BufferedProtocol):
             self._ended = self.closed = True
             self.close_code = code
             self._beat.cancel()
-            self._flush()
+            self._write_gathered()
             self._transport.close()
             self._tell()
 

@@ -125,12 +125,10 @@ def release_lowers_the_fence(patches: Patches) -> None:
 
 
 def ack_before_fsync(patches: Patches) -> None:
-    def append(self: Any, partition_id: int, record: Any, **options: Any) -> Any:
-        durable, base_offset, duplicate = real(self, partition_id, record, **options)
-        durable.add_done_callback(lambda done: done.cancelled() or done.exception())
-        durable = asyncio.get_running_loop().create_future()
-        durable.set_result(None)
-        return durable, base_offset, duplicate
+    def append(self: Any, partition_id: int, record: Any, ended: Any, **options: Any) -> Any:
+        answer = real(self, partition_id, record, lambda _error: None, **options)
+        asyncio.get_running_loop().call_soon(ended, None)
+        return answer
 
     real = patches.set(Store, "append", append)
 
@@ -138,27 +136,33 @@ def ack_before_fsync(patches: Patches) -> None:
 def duplicate_told_before_durable(patches: Patches) -> None:
     """A repeat of a batch that is still on its way to the disk is answered at once."""
 
-    def append(self: Any, partition_id: int, record: Any, **options: Any) -> Any:
-        durable, base_offset, duplicate = real(self, partition_id, record, **options)
-        if duplicate:
-            durable.add_done_callback(lambda done: done.cancelled() or done.exception())
-            durable = asyncio.get_running_loop().create_future()
-            durable.set_result(None)
-        return durable, base_offset, duplicate
+    def append(self: Any, partition_id: int, record: Any, ended: Any, **options: Any) -> Any:
+        def told(error: Any) -> None:
+            if not at_once:
+                ended(error)
+
+        at_once = False
+        base_offset, at_once = real(self, partition_id, record, told, **options)
+        if at_once:
+            asyncio.get_running_loop().call_soon(ended, None)
+        return base_offset, at_once
 
     real = patches.set(Store, "append", append)
 
 
 def progress_told_before_durable(patches: Patches) -> None:
-    def save(self: Any, partition: Any, group: Any) -> None:
-        future = self._store.save_progress(partition, group)
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    def save(self: Any, partition: Any, group: Any, _ended: Any) -> bool:
+        self._store.save_progress_then(partition, group, lambda _error: None)
+        return False
 
-    patches.set(BrokerService, "_save", save)
+    patches.set(BrokerService, "save", save)
 
 
 def cursor_never_saved(patches: Patches) -> None:
-    patches.set(Store, "save_progress", lambda self, partition, group: self.commit.flushed())
+    def save(self: Any, _partition: Any, _group: Any, ended: Any) -> None:
+        self.commit.when_flushed(ended)
+
+    patches.set(Store, "save_progress_then", save)
 
 
 def ranges_above_the_cursor_forgotten(patches: Patches) -> None:
@@ -281,8 +285,8 @@ def fences_forgotten_at_restart(patches: Patches) -> None:
 def readable_before_durable(patches: Patches) -> None:
     """A long poll is woken for messages that are not on the disk yet."""
 
-    def append(self: Any, partition_id: int, record: Any, **options: Any) -> Any:
-        durable, base_offset, duplicate = real(self, partition_id, record, **options)
+    def append(self: Any, partition_id: int, record: Any, ended: Any, **options: Any) -> Any:
+        base_offset, duplicate = real(self, partition_id, record, ended, **options)
         if not duplicate:
             partition = self.state.partitions[partition_id]
             header = bytearray(record[:HEADER_BYTES])
@@ -296,7 +300,7 @@ def readable_before_durable(patches: Patches) -> None:
                 body=memoryview(bytes(record[HEADER_BYTES:])),
             )
             self._wake(partition_id)
-        return durable, base_offset, duplicate
+        return base_offset, duplicate
 
     def add(self: Any, partition_id: int, base_offset: int, *args: Any, **kwargs: Any) -> None:
         """Add a group again once it is durable, or after the disk refused it: it is counted once."""
@@ -357,10 +361,10 @@ def reads_begin_one_batch_late(patches: Patches) -> None:
 
 def empty_ack_says_the_end(patches: Patches) -> None:
     def decide(self: Any, request: Any, now_ms: int | None = None) -> Any:
-        cursor, group, saved = real(self, request, now_ms)
+        cursor, partition, group = real(self, request, now_ms)
         if not request.ranges:
-            cursor = self._store.state.partition(request.partition_id).readable_offset
-        return cursor, group, saved
+            cursor = partition.readable_offset
+        return cursor, partition, group
 
     real = patches.set(BrokerService, "decide_ack", decide)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
@@ -124,22 +126,24 @@ async def test_full_disk_says_so_until_there_is_room(office):
 async def test_seal_has_room_where_messages_have_none(office):
     """However much producers have waiting for the disk, a partition is sealed behind it."""
     office.store.commit._queued_bytes_max = 1
-    sending = office.store.append(1, memoryview(batch()))[0]
+    told: list[KeylaneError | None] = []
+    office.store.append(1, memoryview(batch()), told.append)
     with pytest.raises(OverloadedError):
-        office.store.append(1, memoryview(batch(sequence=2)))
+        office.store.append(1, memoryview(batch(sequence=2)), told.append)
     assert await office.seal() is PartitionState.SEALED
-    assert sending.done()
+    assert told == [None]
 
 
 async def test_broker_that_is_busy_for_a_moment_can_seal(office, monkeypatch):
     """More waits for the disk than it takes at once: that passes by itself, and is no reason to wait with a plan."""
     monkeypatch.setattr(group_commit, "OWN_QUEUED_BYTES_MAX", 0)
     office.store.commit._queued_bytes_max = 1
-    sending = office.store.append(1, memoryview(batch()))[0]
+    told = asyncio.Event()
+    office.store.append(1, memoryview(batch()), lambda _error: told.set())
     assert await office.unsealable() == ""
     with pytest.raises(OverloadedError):
         await office.seal()
-    await sending
+    await told.wait()
     assert await office.seal() is PartitionState.SEALED
 
 
