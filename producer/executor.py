@@ -122,7 +122,7 @@ class Executor:
         if self._linger_ms:
             self.open.opened_at_ms = self._clock.boot_ms()
         if not self._calls:  # else it is sent after their answers
-            self._turn.add(self)
+            self.open.hurry = self._turn.add(self)
 
     def roll(self) -> None:
         """Close the open batch to further messages and begin another."""

@@ -2,7 +2,8 @@
 
     first message ─▶ Turn ─▶ push(): sent          while many partitions of the broker are unanswered: BrokerFlight ─▶ push()
 
-Little traffic meets no crowd, so it is sent in the next turn.  Under load an open batch grows in place of being sent with
+Little traffic meets no crowd, so it is sent in the next turn; or, where the turn before had a single message too, as soon as
+it is awaited.  Under load an open batch grows in place of being sent with
 the few messages that it has: each batch costs a head, a call and an answer.
 """
 
@@ -59,6 +60,7 @@ class ExecutorOwner(Protocol[E_contra]):
 class Pushed(Protocol):
     """An executor, as it is told that it may send."""
 
+    open: OutgoingBatch
     waited: bool
     gathering: Gathering | None
     """The channel through which it sends, if that can gather."""
@@ -120,13 +122,16 @@ class Turn:
         ended: called at that end, before they send.
     """
 
-    __slots__ = ("_due", "_ended", "_flights", "_loop", "begun")
+    __slots__ = ("_due", "_ended", "_flights", "_hurried", "_loop", "begun", "lone")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ended: Callable[[], object]) -> None:
         self._loop = loop
         self._ended = ended
         self.begun = False
         """`ended` is called at the end of this turn."""
+        self.lone = False
+        """The last turn sent a single message, and this one none before its end."""
+        self._hurried = False
         self._due: dict[Pushed, None] = {}
         self._flights: dict[str | None, BrokerFlight] = {}
 
@@ -136,18 +141,33 @@ class Turn:
             self.begun = True
             self._loop.call_soon(self._end)
 
-    def add(self, executor: Pushed) -> None:
-        """Have `executor` pushed at the end of this turn."""
+    def add(self, executor: Pushed) -> Callable[[], object] | None:
+        """Have `executor` pushed at the end of this turn; returns what may push it before."""
         self._due[executor] = None
         if not self.begun:
             self.begun = True
             self._loop.call_soon(self._end)
+        return self._hurry if self.lone else None
+
+    def _hurry(self) -> None:
+        """Send what is due now, if it is of one executor, once in a turn: who has sent one message waits for it."""
+        if self.lone and len(self._due) == 1:
+            self.lone, self._hurried = False, True
+            self._ended()
+            self._push()
 
     def _end(self) -> None:
         self.begun = False
         self._ended()
-        if not self._due:
-            return
+        due = self._due
+        if self._hurried:
+            self.lone, self._hurried = not due, False
+        else:
+            self.lone = len(due) == 1 and len(next(iter(due)).open.values) == 1
+        if due:
+            self._push()
+
+    def _push(self) -> None:
         due, self._due = self._due, {}
         channels: dict[Gathering, None] = {}
         try:

@@ -57,6 +57,7 @@ class OutgoingBatch:
         "keys",
         "listeners",
         "loop",
+        "hurry",
         "marks",
         "opened_at_ms",
         "origins",
@@ -90,6 +91,8 @@ class OutgoingBatch:
         """Packed, up to the last message that has some; None if none has.  `properties_of` knows all."""
         self.count = 0
         """The number of its messages, once it is closed: `send` does not count them one by one."""
+        self.hurry: Callable[[], object] | None = None
+        """Called by the first wait for one of its messages: it may send the batch at once."""
         self.room = 0
         """Bytes that plain messages may take, with their overhead, before the batch is looked at; see `grant`."""
         self.full_size = 0

@@ -55,6 +55,10 @@ class SendFuture:
             if batch.settles_apart:
                 yield from asyncio.shield(batch.waited_for(index)).__await__()
                 continue
+            if (hurry := batch.hurry) is not None:
+                batch.hurry = None
+                hurry()
+                continue
             # A future of this wait alone: a cancelled waiter must not cancel the whole batch.
             waiter: asyncio.Future[None] = loop.create_future()
             batch.waiting[waiter] = None

@@ -13,6 +13,7 @@ import pytest
 from keylane.producer import ProducerSettings
 from keylane.producer.executor_state import ExecutorEvent
 from keylane.producer.flight import CROWD, WAIT_S, BrokerFlight, Turn
+from keylane.producer.outgoing_batch import OutgoingBatch
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import Fate, GivenUpError, NoPartitionError, OutcomeUnknownError
 from keylane.protocol.routing import OrderStrategy, logical_partition
@@ -430,6 +431,7 @@ async def test_table_is_given_up_when_its_producer_is_closed_before_the_first_ro
 
 class PushRecorder:
     def __init__(self, flight: BrokerFlight | None = None, *, sends: bool = True) -> None:
+        self.open = OutgoingBatch(asyncio.get_running_loop())
         self.waited = False
         self.gathering = None
         self.pushes = 0

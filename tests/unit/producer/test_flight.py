@@ -1,0 +1,71 @@
+"""When executors send: at the end of a turn of the event loop, or as soon as a lone message is awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from keylane.producer import Producer
+from keylane.producer.send_future import SendFuture
+from keylane.protocol.routing import OrderStrategy
+from support.scripted_network import ScriptedNetwork, producer_on, route_over
+
+FIRST, SECOND = b"k0", b"k1"
+"""Keys of two partitions."""
+
+
+@pytest.fixture
+async def producer() -> AsyncIterator[Producer]:
+    """A producer that has sent single messages, to two partitions."""
+    network = ScriptedNetwork()
+    network.route = route_over(
+        {1: (0, 512), 2: (512, 1024)}, version=1, strategy=OrderStrategy.STRICT
+    )
+    async with producer_on(network) as producer:
+        for key in (FIRST, SECOND, FIRST, SECOND):
+            await producer.send("s", b"", key=key)
+        yield producer
+    assert set(network.stored) == {1, 2}
+
+
+def begin_to_wait(future: SendFuture) -> None:
+    """What `await future` does in this turn of the event loop."""
+    next(future.__await__())
+
+
+async def test_lone_message_is_sent_where_it_is_awaited(producer: Producer) -> None:
+    """A program that sends one message after the other waits a turn less for each."""
+    sent = producer.send("s", b"", key=FIRST)
+    assert sent._batch.sends == 0
+    begin_to_wait(sent)
+    assert sent._batch.sends == 1
+    await sent
+
+
+async def test_messages_that_are_awaited_in_one_turn_leave_together(producer: Producer) -> None:
+    """Only the first wait of a turn sends, and none in the turn after one with several messages."""
+    for early in (1, 0):
+        sent = []
+        for key in (FIRST, SECOND, SECOND):
+            sent.append(producer.send("s", b"", key=key))
+            begin_to_wait(sent[-1])
+        assert [each._batch.sends for each in sent] == [early, 0, 0]
+        await asyncio.sleep(0)
+        assert [each._batch.sends for each in sent] == [1, 1, 1]
+        await asyncio.gather(*sent)
+
+
+async def test_many_tasks_that_await_each_message_share_batches(producer: Producer) -> None:
+    """What each of them sends does not become a batch of its own."""
+    batches = set()
+
+    async def send_some() -> None:
+        for _ in range(5):
+            sent = producer.send("s", b"", key=FIRST)
+            batches.add(sent._batch)
+            await sent
+
+    await asyncio.gather(*(send_some() for _ in range(100)))
+    assert len(batches) <= 10
