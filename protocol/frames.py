@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar, get_args
 
 import msgspec
@@ -473,8 +474,8 @@ _NO_PAYLOAD = memoryview(b"")
 _encode_header = msgspec.msgpack.Encoder().encode
 _header_items = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _correlation_id = msgspec.msgpack.Decoder(int).decode
-_decode_request = msgspec.msgpack.Decoder(Request).decode
-_decode_answer = msgspec.msgpack.Decoder(Answer).decode
+_decode_request: Callable[[bytes | bytearray], Request] = msgspec.msgpack.Decoder(Request).decode
+_decode_answer: Callable[[bytes | bytearray], Answer] = msgspec.msgpack.Decoder(Answer).decode
 
 
 def encode_frame(
@@ -505,23 +506,8 @@ def frame_parts(
     return _LENGTH.pack(header_bytes) + packed, payload
 
 
-def decode_request(data: bytes | bytearray) -> tuple[int, Request, memoryview]:
-    """
-    A client's frame: correlation id, header, payload.
-
-    Raises:
-        FrameError: a length does not fit, the tag is unknown, or the fields are not those of the tag.
-    """
-    return _decode(data, "request", _decode_request)
-
-
-def decode_answer(data: bytes | bytearray) -> tuple[int, Answer, memoryview]:
-    """A broker's frame: correlation id, header, payload.  Raises FrameError as `decode_request`."""
-    return _decode(data, "answer", _decode_answer)
-
-
 def _decode(
-    data: bytes | bytearray, kind: str, decode: Callable[[bytes | bytearray], Header]
+    decode: Callable[[bytes | bytearray], Header], kind: str, data: bytes | bytearray
 ) -> tuple[int, Header, memoryview]:
     size = len(data)
     if not 4 < size <= FRAME_BYTES_MAX:
@@ -549,6 +535,16 @@ def _decode(
     except (msgspec.MsgspecError, UnicodeDecodeError, IndexError, RecursionError) as error:
         raise FrameError(f"unreadable {kind}: {error}") from error
     return number, header, memoryview(data).toreadonly()[end:]
+
+
+decode_request = partial(_decode, _decode_request, "request")
+"""
+A client's frame: correlation id, header, payload.
+
+Raises FrameError: a length does not fit, the tag is unknown, or the fields are not those of the tag.
+"""
+decode_answer = partial(_decode, _decode_answer, "answer")
+"""A broker's frame: correlation id, header, payload.  Raises FrameError as `decode_request`."""
 
 
 def refusal(error: KeylaneError) -> Refused:

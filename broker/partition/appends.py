@@ -35,6 +35,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from ...protocol.errors import (
     IdempotencyKeyReusedError,
     InvalidRequestError,
@@ -54,7 +56,7 @@ CRC_UNKNOWN = -1
 """The checksum of a batch whose state was written before checksums were kept.  Only sequence and count are compared."""
 
 
-class StoredBatch(NamedTuple):
+class StoredBatch(msgspec.Struct, frozen=True, gc=False):
     """A stored batch of a producer; `sequence` is that of its first message."""
 
     sequence: int
@@ -72,7 +74,7 @@ class StoredBatch(NamedTuple):
         )
 
 
-class ProducerState(NamedTuple):
+class ProducerState(msgspec.Struct, frozen=True):
     """A producer's epoch, next sequence and remembered batches on a partition.  Immutable."""
 
     epoch: int

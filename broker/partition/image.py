@@ -164,8 +164,16 @@ def _image(
             appended_at_ms=hosted.appended_at_ms,
             sealed=hosted.sealed,
             producers=[
-                (number, epoch, following, [batch[:3] for batch in latest])
-                for number, (epoch, following, latest) in producers
+                (
+                    number,
+                    state.epoch,
+                    state.next_sequence,
+                    [
+                        (batch.sequence, batch.message_count, batch.base_offset)
+                        for batch in state.latest
+                    ],
+                )
+                for number, state in producers
             ],
             groups=groups,
             lost=list(hosted.lost),

@@ -51,6 +51,7 @@ log = logging.getLogger("keylane.broker")
 RETRY_FULL_MS = 1_000
 OWN_QUEUED_BYTES_MAX = 1 << 20
 """Room in the queue for records that are not messages, so that fast producers never keep out fences and seals."""
+UNTOLD = "who waits for a commit cannot be told"
 _NOTHING = bytearray()
 T = TypeVar("T")
 Ended = Callable[[KeylaneError | None], object]
@@ -483,14 +484,17 @@ class GroupCommit:
         for entry in commit.entries:
             self.queued_bytes -= entry.size_bytes
             error: KeylaneError | None = None
-            if entry.on_durable is not None:
-                try:
+            try:
+                if entry.on_durable is not None:
                     entry.on_durable(entry)
-                except Exception as failure:
-                    log.exception("a durable record cannot be applied")
-                    error = _bug(failure)
-            if entry.ended is not None:
-                _tell(entry.ended, error)
+            except Exception as failure:
+                log.exception("a durable record cannot be applied")
+                error = _bug(failure)
+            try:
+                if entry.ended is not None:
+                    entry.ended(error)
+            except Exception:
+                log.exception(UNTOLD)
         for ended in commit.waiting:
             _tell(ended, None)
         if not self._admission.empty:
@@ -553,7 +557,7 @@ def _tell(ended: Ended, error: KeylaneError | None) -> None:
     try:
         ended(error)
     except Exception:  # the other records of the commit are told all the same
-        log.exception("who waits for a commit cannot be told")
+        log.exception(UNTOLD)
 
 
 def _resolve(future: asyncio.Future[None], error: KeylaneError | None) -> None:

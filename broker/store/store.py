@@ -206,7 +206,7 @@ class Store:
             partition.check_message_sizes(record, header)
         base_offset = partition.next_offset
         undo = partition.apply_append(
-            header, base_offset=base_offset, appended_at_ms=self._clock.wall_ms()
+            header, base_offset=base_offset, appended_at_ms=self._clock.wall_ns() // 1_000_000
         )
         entry = Entry(
             record,

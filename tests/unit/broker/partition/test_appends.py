@@ -10,6 +10,7 @@ from keylane.broker.partition.appends import (
     REMEMBERED_BATCHES,
     Duplicate,
     ProducerState,
+    StoredBatch,
     after_append,
     decide_append,
 )
@@ -89,7 +90,7 @@ def test_batch_of_unknown_checksum_is_known_by_its_count():
     """States written before checksums were kept go on to recognise what was under way."""
     state = stored((0, 2))
     (batch,) = state.latest
-    state = state._replace(latest=(batch._replace(body_crc=CRC_UNKNOWN),))
+    state = replace(state, latest=(replace(batch, body_crc=CRC_UNKNOWN),))
 
     assert decide_append(state, header(0)) == Duplicate(100)
     with pytest.raises(SequenceReusedError):
@@ -139,7 +140,7 @@ def test_higher_epoch_begins_again():
     newer = after_append(state, header(0, epoch=1), base_offset=200)
     with pytest.raises(ProducerFencedError):
         decide_append(newer, header(2, epoch=0))
-    assert newer.latest == ((0, 2, 200, header(0, epoch=1).body_crc),)
+    assert newer.latest == (StoredBatch(0, 2, 200, header(0, epoch=1).body_crc),)
 
 
 def test_sequence_beyond_all_numbers_is_refused():
