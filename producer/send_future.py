@@ -71,7 +71,8 @@ class SendFuture:
 
     def done(self) -> bool:
         """True once the message is stored or given up."""
-        return self._batch.settled(self._index)
+        batch = self._batch
+        return batch.plain is not None or batch.settled(self._index)
 
     def result(self) -> Receipt:
         """
