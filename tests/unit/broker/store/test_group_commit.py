@@ -7,9 +7,10 @@ import random
 
 import pytest
 
+from keylane.broker.partition.records import encode_body
 from keylane.broker.storage.log.commit_log import segment_bases, segment_path
 from keylane.broker.store import admission
-from keylane.broker.store.group_commit import RETRY_FULL_MS
+from keylane.broker.store.group_commit import RETRY_FULL_MS, Entry
 from keylane.broker.store.store import Store
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
@@ -358,3 +359,21 @@ async def test_late_record_is_refused_after_a_failed_sync(desk, disk):
     with pytest.raises(BrokerReadOnlyError):
         await desk.store.save_progress(partition, group)
     assert not steps
+
+
+async def test_record_that_cannot_be_told_of_leaves_the_others_of_its_commit(desk, caplog):
+    """Who waits for a record, or what applies it, raises: only that one has an error, and the log is written on."""
+    told: list[object] = []
+
+    def raises(*_args: object) -> None:
+        raise ValueError("a fault")
+
+    commit = desk.store.commit
+    for ended, on_durable in ((raises, None), (told.append, raises), (told.append, None)):
+        commit.add(Entry(encode_body(1, None), partition_id=1, on_durable=on_durable), ended)
+    await commit.flushed()
+    failed, durable = told
+    assert isinstance(failed, FlushFailedError)
+    assert durable is None
+    assert not commit.failed
+    assert (await desk.append(batch())).base_offset == 0
