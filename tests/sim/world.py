@@ -32,19 +32,20 @@ from sim.actors.clients import SUBJECT, ProducerHost
 from sim.actors.consumers import BESIDE, ConsumerHost
 from sim.actors.creating import SECOND, Creator, is_creating
 from sim.actors.hosts import META_SETTINGS, BrokerHost, Host, MetaHost
-from sim.actors.losing import Loser, for_losses, is_losing
-from sim.actors.operators import Operator, for_operators, is_operated
+from sim.actors.losing import Loser, is_losing
+from sim.actors.operators import Operator, is_operated
 from sim.actors.outboxes import Outboxes, has_outbox
 from sim.actors.poison import owed, told, unhandled
-from sim.actors.retaining import DeadGroupHost, for_retention, is_retaining, verify_on_the_way
-from sim.actors.users import SHARED, Preloaded, Users, for_users
-from sim.copies import Copier, for_copies, is_copied
+from sim.actors.retaining import DeadGroupHost, verify_on_the_way
+from sim.actors.users import SHARED, Preloaded, Users
+from sim.copies import Copier, is_copied
 from sim.faults import Faults
 from sim.lateness import outlast_reasons
 from sim.machines.calls import WatchedCalls
 from sim.machines.database import Shelf
 from sim.machines.logs import Removed, read_log
 from sim.machines.threads import simulated_threads
+from sim.plans import usual_plan
 from sim.service import Idleness, Service
 from sim.swarm import Swarm, draw, has_company, has_twins, keyed_share
 
@@ -132,16 +133,7 @@ class World:
 
     def _plan(self, swarm: Swarm) -> Swarm:
         """The plan of this seed, out of what it has drawn."""
-        seed = self.seed
-        if is_operated(seed):
-            swarm = for_operators(seed, swarm)
-        elif is_retaining(seed):
-            swarm = for_retention(seed, swarm)
-        if is_copied(seed):
-            swarm = for_copies(swarm)
-        if is_losing(seed):
-            swarm = for_losses(swarm)
-        return for_users(seed, swarm)
+        return usual_plan(self.seed, swarm)
 
     @property
     def hosts(self) -> list[Host]:

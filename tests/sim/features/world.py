@@ -39,7 +39,7 @@ from sim.features.views import check_view, seen_from
 from sim.machines.logs import Removed
 from sim.run import FEATURES_FIRST
 from sim.service import Service
-from sim.swarm import Swarm
+from sim.swarm import Swarm, draw
 from sim.world import Outcome, World
 
 STRIDE = 96
@@ -68,6 +68,31 @@ def kind_of(number: int) -> type[Feature]:
     if (kind := SELDOM.get(number % SELDOM_EVERY)) is not None:
         return kind
     return OTHERS.get(number % OTHERS_EVERY, FEATURES[number % len(FEATURES)])
+
+
+def _plan(number: int, drawn: Swarm) -> Swarm:
+    rng = random.Random(f"features {number}")
+    kind = kind_of(number)
+    plan = replace(
+        drawn,
+        faults=(drawn.faults | kind.faults) - kind.never,
+        strict=True,
+        static=False,
+        groups=1,
+        consumers=rng.choice((1, 2)),
+        producers=1,
+        keys=rng.choice((1, 3, 6)),
+        messages=rng.choice((10, 30)),
+        fault_s=rng.choice((5.0, 8.0)),
+        gap_s=rng.choice((0.4, 1.0)),
+        manners=drawn.manners | {"by_hand": 0.0},
+    )
+    return kind.plan(plan, rng)
+
+
+def feature_plan_of(number: int) -> Swarm:
+    """The plan of the world of that number, without the world."""
+    return _plan(number, draw(random.Random(STRIDE * number)))
 
 
 class _Services:
@@ -126,23 +151,7 @@ class FeatureWorld(World):
         self.service = service
 
     def _plan(self, swarm: Swarm) -> Swarm:
-        rng = random.Random(f"features {self.number}")
-        kind = self._kind
-        plan = replace(
-            swarm,
-            faults=(swarm.faults | kind.faults) - kind.never,
-            strict=True,
-            static=False,
-            groups=1,
-            consumers=rng.choice((1, 2)),
-            producers=1,
-            keys=rng.choice((1, 3, 6)),
-            messages=rng.choice((10, 30)),
-            fault_s=rng.choice((5.0, 8.0)),
-            gap_s=rng.choice((0.4, 1.0)),
-            manners=swarm.manners | {"by_hand": 0.0},
-        )
-        return kind.plan(plan, rng)
+        return _plan(self.number, swarm)
 
     def _add_outboxes(self) -> Outboxes:
         return RelayedOutboxes(self, self._meta, present=self._kind is Relays)

@@ -30,6 +30,7 @@ from sim.mutants import (
     of_users,
 )
 from sim.mutants.mutant import Mutant
+from sim.mutants.worlds import shows
 from sim.run import FEATURES_FIRST
 
 ROOMS = (
@@ -65,5 +66,9 @@ def seeds_for(name: str) -> Iterator[int]:
     room = next(room for room in ROOMS if any(breaks.__name__ == name for breaks in room.BREAKS))
     if room in _FEATURES:
         kinds = _FEATURES[room]
-        return (FEATURES_FIRST + number for number in count() if kind_of(number) in kinds)
-    return count(outboxes.FIRST_SEED if room is of_outbox else 0)
+        seeds: Iterator[int] = (
+            FEATURES_FIRST + number for number in count() if kind_of(number) in kinds
+        )
+    else:
+        seeds = count(outboxes.FIRST_SEED if room is of_outbox else 0)
+    return (seed for seed in seeds if shows(name, seed))

@@ -1,0 +1,122 @@
+"""The worlds that show mutants which few worlds show: a hunt for one of these runs no other seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sim.features.instances import Instances
+from sim.features.later import REPEATING, REPEATING_EVERY, LaterDeliveries
+from sim.features.live_resets import LiveResetting
+from sim.features.loops import PROMPT, PROMPT_EVERY, Loops
+from sim.features.world import feature_plan_of, kind_of
+from sim.plans import plan_of
+from sim.run import FEATURES_FIRST
+from sim.swarm import has_company, keyed_share
+
+OFTEN_S = 1.0
+"""Of the seconds between two faults: with more there are few in a world."""
+
+
+# ── usual worlds ──────────────────────────────────────────────────────────────────────────────────────
+def _calendars_jump_in_silence(seed: int) -> bool:
+    """Consumers fall silent, or are frozen, while their calendars jump, and others are there to take over."""
+    plan = plan_of(seed)
+    silent = {"wall_jump", "lost_lease", "consumer_pause"} <= plan.faults
+    return silent and plan.groups == 1 and plan.consumers > 1 and plan.gap_s <= OFTEN_S
+
+
+def _leases_end_with_messages(seed: int) -> bool:
+    """Consumers whose ttl has a margin worth the name fall silent with messages in hand."""
+    plan = plan_of(seed)
+    silent = "lost_lease" in plan.faults and plan.gap_s <= OFTEN_S
+    return silent and plan.ttl_ms >= 2_000 and plan.consumers > 1
+
+
+def _shared_heartbeats_fail(seed: int) -> bool:
+    """Two consumers of a process share heartbeats of which some have no answer."""
+    if not has_company(seed):
+        return False
+    plan = plan_of(seed)
+    unanswered = "lost_lease" in plan.faults and bool(plan.faults & {"cut_consumer_meta", "loss"})
+    return unanswered and not plan.habits and plan.consumers > 1 and plan.metaservers == 1
+
+
+def _batches_leave_home(seed: int) -> bool:
+    """BEST_TRIED: keyed messages of large batches leave a broker that does not answer, soon."""
+    plan = plan_of(seed)
+    best_tried = not plan.strict and not plan.static and plan.partitions > 1
+    silent = plan.faults & {
+        "cut_producer",
+        "broker_pause",
+        "broker_stall",
+        "broker_crash",
+        "broker_power",
+    }
+    early = plan.producer["leave_after_ms"] == 300 and plan.producer["batch_count"] > 2
+    return best_tried and len(silent) > 1 and early and plan.keys > 1
+
+
+def _mixed_batches_leave_home(seed: int) -> bool:
+    """The same, and most batches have messages without a key as well."""
+    return keyed_share(seed) < 0.9 and _batches_leave_home(seed)
+
+
+# ── worlds of features ────────────────────────────────────────────────────────────────────────────────
+def _joins_come_late(seed: int) -> bool:
+    """Calls of consumers with instance names come late, and twice."""
+    number = seed - FEATURES_FIRST
+    if kind_of(number) is not Instances:
+        return False
+    plan = feature_plan_of(number)
+    return {"late", "twice"} <= plan.faults and plan.gap_s < OFTEN_S
+
+
+def _cursors_take_long(seed: int) -> bool:
+    """A live reset of several partitions sets its cursors on slow disks."""
+    number = seed - FEATURES_FIRST
+    if kind_of(number) is not LiveResetting:
+        return False
+    plan = feature_plan_of(number)
+    return plan.consumers > 1 and plan.partitions > 1 and plan.disk_s >= 0.2
+
+
+def _batches_wait_unopened(seed: int) -> bool:
+    """A key is redriven as soon as it was parked, and a loop has small batches that it has not opened."""
+    number = seed - FEATURES_FIRST
+    if kind_of(number) is not Loops or number % PROMPT_EVERY not in PROMPT:
+        return False
+    plan = feature_plan_of(number)
+    parks = plan.consumer["on_failure"] == "park" and plan.consumer["tries_max"] == 1
+    small = plan.consumer["pull_bytes"] == 200 and plan.consumer["buffer_messages"] > 4
+    return parks and small and plan.consumers == 1
+
+
+def _journals_are_full(seed: int) -> bool:
+    """Disks are full while journals of scheduled messages turn often, and brokers are started again."""
+    number = seed - FEATURES_FIRST
+    often = number % REPEATING_EVERY in REPEATING
+    if kind_of(number) is not LaterDeliveries or not often:
+        return False
+    plan = feature_plan_of(number)
+    return "broker_full" in plan.faults and plan.gap_s < OFTEN_S
+
+
+SHOWN_IN: dict[str, Callable[[int], bool]] = {
+    "deadline_by_the_calendar": _calendars_jump_in_silence,
+    "detour_told_by_batch": _mixed_batches_leave_home,
+    "group_is_granted_while_cursors_are_set": _cursors_take_long,
+    "late_joins_begin_again": _joins_come_late,
+    "later_batches_are_parked_before_earlier_ones": _batches_wait_unopened,
+    "lost_heartbeat_renews": _shared_heartbeats_fail,
+    "margin_on_the_wrong_side": _leases_end_with_messages,
+    "second_copy_not_declared": _batches_leave_home,
+    "unfinished_writes_stay": _journals_are_full,
+    "unheard_sessions_hold_the_place": _joins_come_late,
+}
+"""By the mutant's name: whether the world of a seed may show it."""
+
+
+def shows(name: str, seed: int) -> bool:
+    """Whether a hunt for the mutant of this name tries a seed."""
+    suits = SHOWN_IN.get(name)
+    return suits is None or suits(seed)
