@@ -24,7 +24,7 @@ from ...protocol.clock import Clock, at_a_tick
 from ...protocol.frames import Batches, Pull
 from ...protocol.limits import PART_BYTES_MAX
 from ...rpc.plane.prompt import PromptCall
-from ...rpc.turn import at_end
+from ...rpc.threads.turn import at_end
 from ..partition.partition import Group, HostedPartition
 from ..store.store import Store
 from .waiting import LongPolls

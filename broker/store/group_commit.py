@@ -39,7 +39,7 @@ from ...protocol.errors import (
     StorageError,
 )
 from ...rpc.operating.histogram import Histogram
-from ...rpc.turn import at_end
+from ...rpc.threads.turn import at_end
 from ..storage.append_file import Buffer
 from ..storage.index.interface import ConsumeQueues, Unit
 from ..storage.log.commit_log import SMALL_BYTES_MAX, CommitLog, WritePlan

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from ...protocol.clock import Clock
 from ...rpc.threads.worker_thread import WorkerThread
-from ...rpc.turn import in_turn
+from ...rpc.threads.turn import in_turn
 from ..storage.append_file import SyncNotTakenError
 from ..storage.files import AppendFile
 from ..storage.kernel_syncs import KernelSyncs

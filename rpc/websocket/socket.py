@@ -23,7 +23,7 @@ from typing import cast
 
 from ...protocol.clock import at_a_tick
 from ...protocol.errors import FrameError
-from ..turn import at_end, in_turn
+from ..threads.turn import at_end, in_turn
 from .framing import (
     HEAD_BYTES_MAX,
     SHORT_BYTES,

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from keylane.rpc.turn import at_end, in_turn
+from keylane.rpc.threads.turn import at_end, in_turn
 
 
 async def test_calls_left_in_a_callback_run_at_its_end_in_order():
