@@ -191,7 +191,9 @@ class AckSender:
         if left_s < (CLOCK_S if self._idle_s < TICKED_S_MIN else TICK_S):
             left_s = self._idle_s
             partition, idle = self._partition, not (self.handled or self.tries or self._begun)
-            if partition.holds_fence and not (idle and partition.is_idle):
+            if idle and partition.is_idle:
+                left_s *= 2  # its pull holds the lock for a ttl from now on, or from its answer
+            elif partition.holds_fence:
                 self.send_soon()
                 if self._timer is not None:  # a linger may be longer than the ttl
                     self._timer.cancel()

@@ -73,6 +73,8 @@ STUCK_S = 20.0
 """Less than the WebSocket's own pings wait, which would close the connection without an error."""
 SHORT_S = 1.0
 """The limit while other connections wait for room."""
+LOOKS_EACH = 4
+"""While no connection waits for room, one of so many looks is taken: an idle server has thousands of connections."""
 UNKNOWN_MAX = 1_000
 """Connections that have not said who calls; of more, the oldest is closed."""
 INTRODUCTION_BYTES_MAX = 64 << 10
@@ -403,8 +405,12 @@ class DataPlane:
 
     async def _watch(self) -> None:
         """Disconnect clients that read nothing for too long, or whose rights have ended; one timer for all of them."""
+        looks = 0
         while True:
             await asyncio.sleep(min(SHORT_S, self._stuck_s) / 2)
+            looks += 1
+            if self._guard is None and looks % LOOKS_EACH and not self._room.short:
+                continue
             now_s = asyncio.get_running_loop().time()
             for connection, reading in self._readings.items():
                 if connection in self._partings:
