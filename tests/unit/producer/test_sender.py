@@ -14,7 +14,7 @@ from keylane.producer import ProducerSettings
 from keylane.producer.executor_state import ExecutorEvent
 from keylane.producer.flight import CROWD, WAIT_S, BrokerFlight, Turn
 from keylane.protocol.backoff import Backoff
-from keylane.protocol.errors import Fate, GivenUpError, NoPartitionError, OutcomeUnknownError
+from keylane.protocol.errors import ClosedError, Fate, GivenUpError, OutcomeUnknownError
 from keylane.protocol.routing import OrderStrategy, logical_partition
 from support.cluster import eventually
 from support.scripted_network import (
@@ -357,7 +357,7 @@ async def test_close_gives_up_messages_when_their_broker_is_away():
     ) as told:
         await producer.close()
     assert (told.value.details, told.value.fate) == ({"messages": 1, "unknown": 0}, Fate.NOT_DONE)
-    with pytest.raises(NoPartitionError, match="closed"):
+    with pytest.raises(ClosedError, match="closed"):
         await future
 
 
@@ -423,7 +423,7 @@ async def test_table_is_given_up_when_its_producer_is_closed_before_the_first_ro
     await eventually(lambda: bool(producer._senders))
     await producer.close()
     async with asyncio.timeout(5):
-        with pytest.raises(NoPartitionError, match="closed"):
+        with pytest.raises(ClosedError, match="closed"):
             await sending
     assert not network.stored
 
