@@ -458,6 +458,43 @@ async def test_turn_pushes_each_executor_once_when_the_turn_ends():
     assert (first.pushes, second.pushes, len(ended)) == (1, 2, 2)
 
 
+class FaultyPush(PushRecorder):
+    def push(self) -> None:
+        super().push()
+        raise ZeroDivisionError
+
+
+async def test_turn_pushes_all_others_when_the_push_of_one_fails():
+    """The faults go to the event loop, each once."""
+    loop, told = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _loop, context: told.append(type(context["exception"])))
+    turn = Turn(loop, lambda: None)
+    executors = [FaultyPush(), PushRecorder(), FaultyPush(), PushRecorder()]
+    for executor in executors:
+        turn.add(executor)
+    await asyncio.sleep(0)
+    assert [executor.pushes for executor in executors] == [1, 1, 1, 1]
+    assert told == [ZeroDivisionError, ZeroDivisionError]
+
+
+async def test_flight_pushes_all_others_when_the_push_of_one_fails():
+    """After an answer, and after a while without one."""
+    loop, told = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _loop, context: told.append(type(context["exception"])))
+    flight = BrokerFlight(loop)
+    executors = [FaultyPush(), PushRecorder(flight, sends=False), FaultyPush(), PushRecorder()]
+    for executor in executors[:2]:
+        flight.wait(executor)
+    flight.partitions = 1
+    flight.answered()
+    flight.partitions = CROWD
+    for executor in executors[2:]:
+        flight.wait(executor)
+    await asyncio.sleep(WAIT_S * 4)
+    assert [executor.pushes for executor in executors] == [1, 1, 1, 1]
+    assert told == [ZeroDivisionError, ZeroDivisionError]
+
+
 async def test_channel_writes_once_when_executors_of_a_turn_have_sent():
     told: list[str] = []
 
