@@ -77,6 +77,9 @@ TagOption = Annotated[
     list[str] | None,
     typer.Option("--tag", metavar="TAG", help="Only messages with this tag, or one of several."),
 ]
+AllPartitionsOption = Annotated[
+    bool, typer.Option("--all", help="Also the partitions that are sealed and drained.")
+]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask on a terminal.")]
 SubjectArgument = Annotated[str, typer.Argument(metavar="SUBJECT", help="Name of the subject.")]
 ConsumerGroupArgument = Annotated[

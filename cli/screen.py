@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..protocol.errors import KeylaneError, StorageError
-from ..protocol.text import json_printable, printable
+from ..protocol.text import counted, json_printable, printable
 from .options import OutputFormat
 
 if TYPE_CHECKING:
@@ -79,6 +79,13 @@ def show_table(table: Table) -> None:
     if not console.is_terminal:
         console = Console(width=PIPE_WIDTH)
     console.print(table)
+
+
+def show_left_out(count: int) -> None:
+    """Say how many drained partitions a table leaves out; nothing if it has all."""
+    if count:
+        shows = "shows it" if count == 1 else "shows them"
+        show_line(f"… and {counted(count, 'drained partition')} (--all {shows})")
 
 
 def run(form: OutputFormat, work: Coroutine[Any, Any, None]) -> None:

@@ -5,23 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import socket
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any, Self, TypeVar
 
 from ..protocol.address import addresses_of
 from ..protocol.codecs.codec import Codec, V, check_codec
-from ..protocol.control import SHORT_TEXT_CHARS_MAX
-from ..protocol.errors import (
-    ClosedError,
-    ConfigError,
-    HandlerTypeError,
-    InvalidNameError,
-    InvalidRequestError,
-)
+from ..protocol.errors import ClosedError, HandlerTypeError, InvalidRequestError
 from ..protocol.http.tls_settings import TlsSettings
-from ..protocol.ids import check_name
 from ..protocol.reading.instants import GroupBegin, group_start
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.client import MetaClient
@@ -43,13 +34,11 @@ from .membership import Membership
 from .owned import Owned
 from .rebalance import PartitionsCallback, Rebalance, check_callbacks
 from .settings import AckMode, ConsumerSettings, FailurePolicy, FullPolicy, given_of, settings_with
-from .several import Several
+from .several import several_if
 from .taking import Taking
 
 log = logging.getLogger("keylane.consumer")
 H = TypeVar("H", bound=Callable[..., Any])
-_UNSENDABLE = re.compile("[\0\ud800-\udfff]")
-"""NUL, and halves of characters, which have no bytes in UTF-8."""
 
 
 class Consumer(Resident, Owned, Taking[V]):
@@ -175,7 +164,7 @@ class Consumer(Resident, Owned, Taking[V]):
         self._calls = Calls(handler, batch_handler, threads)
         check_callbacks(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
         self._callbacks = on_assigned, on_revoked, on_lost
-        self._several = _several_if(subject, group, name, self._calls, broadcast)
+        self._several = several_if(subject, group, name, self._calls, broadcast)
         self._filter, self._asked = filter_of(tags, filter), (tags, filter)
         if codec is not None:
             check_codec(codec)
@@ -204,6 +193,8 @@ class Consumer(Resident, Owned, Taking[V]):
             self._calls, settings=self._settings, home=self._home, wanted=self._filter
         )
         self._ended: asyncio.Future[None] | None = None
+        self._closings = 0
+        """Calls of `close`: a `run` that was called before one of them, and begins after it, opens nothing."""
         self._clear()
 
     def _clear(self) -> None:
@@ -252,6 +243,7 @@ class Consumer(Resident, Owned, Taking[V]):
             GroupFilterError: another member of the group has other tags, or another filter.
             GroupBusyError, OverloadedError: a reset of the group is under way, or it has too many consumers.
             AlreadyOpenError, ForkedError: the consumer is open, or was before a fork.
+            ClosedError: `close` was called while this waited for a metaserver.
         """
         if self._several is not None:
             await self._several.open()
@@ -348,11 +340,13 @@ class Consumer(Resident, Owned, Taking[V]):
 
     def begin_close(self) -> asyncio.Task[None] | None:
         """Begin what `close` does, and return at once; the task ends when everything is handed over; None: do not wait."""
+        self._closings += 1
         if self._several is not None:
             return self._several.begin_close()
         if not self._home.here:
             return None
         self._home.check()
+        self._connections.wait_no_more()
         ending = self._end()
         return None if self._called_by_handler() else ending
 
@@ -449,19 +443,26 @@ class Consumer(Resident, Owned, Taking[V]):
         return add
 
     # ── what users call ──────────────────────────────────────────────────────────────────────────────
-    async def run(self) -> None:
+    def run(self) -> Coroutine[Any, Any, None]:
         """
         Consume until SIGTERM, SIGINT or `close`, hand everything over as `close` does, and return.
 
         Opens the consumer if it is not open.  Signal handlers installed before are called too, and are restored
         afterwards.  A second signal goes to them alone: by default it ends the process at once.  Only the main thread
         gets signals: in another thread, `close` or a cancellation ends this.  An iteration in another task ends: its
-        body has `handover_ms` to ack its messages.
+        body has `handover_ms` to ack its messages.  After a `close` that comes between this call and its first step, as a
+        task, it returns at once; a later call opens the consumer again.
 
         Raises:
             HandlerTypeError: the consumer is not open and has no handler, so that its messages would reach no code.
             KeylaneError: the consumer cannot be opened, or the error that ended it.
         """
+        return self._run_unless_closed(self._closings)
+
+    async def _run_unless_closed(self, closings: int) -> None:
+        """As `run`; returns at once if there were other calls of `close` than these."""
+        if closings != self._closings:
+            return
         if self._several is not None:
             await self._several.run()
             return
@@ -473,24 +474,33 @@ class Consumer(Resident, Owned, Taking[V]):
                 raise HandlerTypeError(
                     "run() of a consumer without a handler: give it handler=, or iterate over it inside `async with`"
                 )
-            if await self._open_unless(stop.event):
+            if await self._open_unless(stop.event, closings):
                 try:
                     await self._run(stop.event)
                 finally:
                     await self.close()
 
-    async def _open_unless(self, stop: asyncio.Event) -> bool:
-        """Open the consumer; False if `stop` is set while it waits for a metaserver that is still starting."""
+    async def _open_unless(self, stop: asyncio.Event, closings: int) -> bool:
+        """Open the consumer; False if it is closed, or `stop` set, while it waits for a metaserver that is still starting."""
         if not self._connections.wait_s:
             await self.__aenter__()
             return True
         async with Race() as race:
-            opening = race.start(self.__aenter__(), name="open")
+            opening = race.start(self._open_unless_closed(closings), name="open")
             race.start(stop.wait(), name="wait for a signal")
             await race.first()
             if opening.done():
                 opening.result()
         return self._membership is not None
+
+    async def _open_unless_closed(self, closings: int) -> None:
+        """Open the consumer, unless there were other calls of `close` than these, or there is one meanwhile."""
+        if closings == self._closings:
+            try:
+                await self.__aenter__()
+            except ClosedError:
+                if closings == self._closings:
+                    raise
 
     async def _run(self, stop: asyncio.Event) -> None:
         async with Race() as race:
@@ -565,35 +575,3 @@ class Consumer(Resident, Owned, Taking[V]):
         if self._membership is None:
             raise ClosedError("the consumer is not open; use: async with Consumer(...)")
         await self._membership.suspend(False)
-
-
-def _several_if(
-    subject: object, group: object, name: object, calls: Calls, broadcast: bool
-) -> Several | None:
-    """The place for consumers of `on`, if there is no subject; else checks the names.  Raises ConfigError."""
-    if broadcast and subject is None:
-        raise ConfigError(
-            "broadcast=True is of a subject: Consumer(meta, subject=..., broadcast=True)"
-        )
-    if subject is not None or group is not None:
-        _check_names(subject, group, name, broadcast=broadcast)
-        return None
-    if calls.one is not None:
-        raise ConfigError(
-            "a handler is of a subject and a group: Consumer(meta, subject=..., group=..., handler=...)"
-        )
-    return Several()
-
-
-def _check_names(subject: object, group: object, name: object, *, broadcast: bool) -> None:
-    """Raises InvalidNameError, and ConfigError if a metaserver would not take `name` as that of a client."""
-    if subject is None or (group is None and not broadcast):
-        raise InvalidNameError("give subject=... and group=..., or broadcast=True")
-    check_name("subject", subject)
-    if not broadcast:
-        check_name("consumer group", group)
-    text = isinstance(name, str) and len(name) <= SHORT_TEXT_CHARS_MAX
-    if name is not None and (not text or _UNSENDABLE.search(str(name))):
-        raise ConfigError(
-            f"name must be text of at most {SHORT_TEXT_CHARS_MAX} characters, without NUL, not {name!r:.40}"
-        )

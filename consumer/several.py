@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import AsyncExitStack
 from typing import Protocol
 
-from ..protocol.errors import AlreadyOpenError, ClosedError, HandlerTwiceError, HandlerTypeError
+from ..protocol.control import SHORT_TEXT_CHARS_MAX
+from ..protocol.errors import (
+    AlreadyOpenError,
+    ClosedError,
+    ConfigError,
+    HandlerTwiceError,
+    HandlerTypeError,
+    InvalidNameError,
+)
+from ..protocol.ids import check_name
 from ..rpc.environment import environment_of
 from ..rpc.race import Race
+from .dispatches import Calls
+
+_UNSENDABLE = re.compile("[\0\ud800-\udfff]")
+"""NUL, and halves of characters, which have no bytes in UTF-8."""
 
 
 class Member(Protocol):
@@ -47,6 +61,8 @@ class Several:
         self._taken: set[tuple[str, str]] = set()
         """Subjects and groups that have a member."""
         self._open = False
+        self._closings = 0
+        """Calls of `begin_close`."""
 
     @property
     def state(self) -> str:
@@ -67,7 +83,14 @@ class Several:
             self._taken.add((subject, group))
 
     async def open(self) -> None:
-        """Open all members, or none.  Raises as their opening does, and HandlerTypeError: there is none."""
+        """
+        Open all members, or none, as when they are closed meanwhile.
+
+        Raises:
+            HandlerTypeError: there is no member.
+            AlreadyOpenError
+            BaseException: as the opening of a member does.
+        """
         if not self.members:
             raise HandlerTypeError(
                 "a consumer without a subject handles nothing: @consumer.on(subject, group=...), or "
@@ -75,12 +98,14 @@ class Several:
             )
         if self._open:
             raise AlreadyOpenError("the consumer is open already")
-        self._open = True
+        self._open, closings = True, self._closings
         try:
             async with AsyncExitStack() as opened:
                 for member in self.members:
                     await member.__aenter__()
                     opened.push_async_callback(member.close)
+                    if closings != self._closings:
+                        return
                 opened.pop_all()
         except BaseException:
             self._open = False
@@ -95,6 +120,7 @@ class Several:
     def begin_close(self) -> asyncio.Task[None] | None:
         """Begin to close all members; returns what `close` waits for, None if it waits for nothing."""
         self._open = False
+        self._closings += 1
         endings = [member.begin_close() for member in self.members]
         waited = [ending for ending in endings if ending is not None]
         return asyncio.create_task(_end(waited), name="closing several") if waited else None
@@ -112,10 +138,17 @@ class Several:
                     each.result()
 
     async def run(self) -> None:
-        """Open the members if they are not, wait for a signal or the end of one, and close all."""
+        """Open the members if they are not, wait for a signal, the end of one or `close`, and close all."""
+        closings = self._closings
         with environment_of(None).stop_signals() as stop:
-            if not self._open:
-                await self.open()
+            try:
+                if not self._open:
+                    await self.open()
+            except ClosedError:  # a member waited for a metaserver
+                if closings == self._closings:
+                    raise
+            if closings != self._closings:
+                return
             try:
                 async with Race() as race:
                     ended = race.start(self.wait(), name="wait for the end")
@@ -142,3 +175,35 @@ async def _end(endings: list[asyncio.Task[None]]) -> None:
     for outcome in await asyncio.gather(*endings, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome
+
+
+def several_if(
+    subject: object, group: object, name: object, calls: Calls, broadcast: bool
+) -> Several | None:
+    """The place for consumers of `on`, if there is no subject; else checks the names.  Raises ConfigError."""
+    if broadcast and subject is None:
+        raise ConfigError(
+            "broadcast=True is of a subject: Consumer(meta, subject=..., broadcast=True)"
+        )
+    if subject is not None or group is not None:
+        _check_names(subject, group, name, broadcast=broadcast)
+        return None
+    if calls.one is not None:
+        raise ConfigError(
+            "a handler is of a subject and a group: Consumer(meta, subject=..., group=..., handler=...)"
+        )
+    return Several()
+
+
+def _check_names(subject: object, group: object, name: object, *, broadcast: bool) -> None:
+    """Raises InvalidNameError, and ConfigError if a metaserver would not take `name` as that of a client."""
+    if subject is None or (group is None and not broadcast):
+        raise InvalidNameError("give subject=... and group=..., or broadcast=True")
+    check_name("subject", subject)
+    if not broadcast:
+        check_name("consumer group", group)
+    text = isinstance(name, str) and len(name) <= SHORT_TEXT_CHARS_MAX
+    if name is not None and (not text or _UNSENDABLE.search(str(name))):
+        raise ConfigError(
+            f"name must be text of at most {SHORT_TEXT_CHARS_MAX} characters, without NUL, not {name!r:.40}"
+        )

@@ -12,6 +12,7 @@ from typing import Any, Generic, Self
 from ..protocol.address import addresses_of
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import (
+    ClosedError,
     ConfigError,
     DeliveryTimeoutError,
     GivenUpError,
@@ -103,6 +104,8 @@ class Producer(Sending[V], Generic[V]):
         self._of_parent: dict[str, SubjectSender] = {}
         """In a forked child, the senders of the parent; kept, so that the parent's tasks are not finalized here."""
         self._ending: asyncio.Task[None] | None = None
+        self._opened = asyncio.Event()
+        """Set when the opening has ended, well or not."""
 
     def __repr__(self) -> str:
         return f"<Producer at {', '.join(self._addresses)}, {self._home.state}>"
@@ -114,18 +117,24 @@ class Producer(Sending[V], Generic[V]):
         Raises:
             NotSentError, OutcomeUnknownError: no metaserver answers, after `wait_s`; it may be opened again.
             AlreadyOpenError: the producer is open, or still closing.
+            ClosedError: `close` was called meanwhile.
         """
         network = self._connections.open(on_fork=self._forked)
         meta = MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
         self._begin(meta)
         self._ending = None
-        await self._connections.wait_for(meta)
+        self._opened = asyncio.Event()
         try:
+            await self._connections.wait_for(meta)
             await meta.health()
+            if not self._connections.wanted:
+                raise ClosedError("the producer was closed while it was opened")
+            self._open = True
         except BaseException:
             await clean_up(self._connections.close())
             raise
-        self._open = True
+        finally:
+            self._opened.set()
         return self
 
     def __del__(self) -> None:
@@ -372,6 +381,9 @@ class Producer(Sending[V], Generic[V]):
         if not self._open:
             if self._ending is not None:  # the task that began to close was cancelled
                 await asyncio.shield(self._ending)
+            else:  # another task opens it
+                self._connections.wait_no_more()
+                await self._opened.wait()
             return
         try:
             if flush:

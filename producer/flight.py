@@ -111,7 +111,7 @@ class BrokerFlight:
     def _push(self, executor: Pushed) -> None:
         self._waiting.pop(executor, None)
         executor.waited = True
-        executor.push()
+        _push(executor, self._loop)
 
 
 class Turn:
@@ -176,7 +176,7 @@ class Turn:
                 if channel is not None and channel not in channels:
                     channels[channel] = None
                     channel.gather()
-                executor.push()
+                _push(executor, self._loop)
         finally:
             for channel in channels:
                 channel.flush()  # a turn earlier than the channel would by itself
@@ -187,3 +187,12 @@ class Turn:
         if flight is None:
             flight = self._flights[address] = BrokerFlight(self._loop)
         return flight
+
+
+def _push(executor: Pushed, loop: asyncio.AbstractEventLoop) -> None:
+    """Push `executor`; a fault of it, which is a bug of ours, goes to the event loop, and the others are pushed all the same."""
+    try:
+        executor.push()
+    except Exception as error:  # noqa: BLE001 - told to the event loop, as the fault of a callback is
+        text = "a bug in the producer: what a partition has to send waits for its next message"
+        loop.call_exception_handler({"message": text, "exception": error})

@@ -18,7 +18,7 @@ from .outgoing_batch import OutgoingBatch
 from .placing import QueueStarts
 from .send_budget import SendBudget
 from .settings import ProducerSettings
-from .waiting import NO_PARTITION, NO_ROUTE, WaitCause, WaitReport
+from .waiting import NO_PARTITION, NO_ROUTE, WaitCause, WaitReport, oldest_age_ms
 
 log = logging.getLogger("keylane.producer")
 
@@ -131,9 +131,10 @@ class HeldMessages:
             took_ms = self._report.over(now_ms)
             if took_ms is not None:
                 log.warning("%s: messages are held no longer, after %.0f s", self._subject, took_ms / 1000)  # fmt: skip
-        elif self._report.waits(now_ms):
-            oldest_ms = self._clock.wall_ms() - self.batches[0].first_sent_at_ns // 1_000_000
+            return
+        oldest_ms = oldest_age_ms([batch for batch in self.batches if len(batch)], self._clock)
+        if self._report.waits(now_ms, oldest_ms):
             log.warning(
                 "%s: %s held, the oldest for %.0f s: %s",
-                self._subject, counted(held, "message is", "messages are"), max(0, oldest_ms) / 1000, why.reason,
+                self._subject, counted(held, "message is", "messages are"), oldest_ms / 1000, why.reason,
             )  # fmt: skip

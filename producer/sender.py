@@ -20,7 +20,7 @@ from functools import partial
 from typing import TypeGuard
 
 from ..protocol.clock import Clock
-from ..protocol.errors import Fate, KeylaneError, NoPartitionError, RetryRule
+from ..protocol.errors import ClosedError, Fate, KeylaneError, RetryRule
 from ..protocol.limits import LOGICAL_PARTITIONS, MESSAGE_BYTES_MAX, PULL_WAIT_MS_MAX
 from ..protocol.routing import OrderStrategy, Partition, Route, logical_partition, route_table
 from ..protocol.text import counted
@@ -48,6 +48,7 @@ NOWHERE: list[Executor | None] = [None] * LOGICAL_PARTITIONS
 EXPIRE_SHARE = 10
 """A message is given up late by at most its time-out divided by this."""
 CLOSED = "the producer was closed before this message was acked"
+CLOSED_HINT = "Send it again, unless its fate is unknown: it may be stored.  Await `send` before the producer closes."
 
 
 class SubjectSender:
@@ -575,7 +576,9 @@ class SubjectSender:
         self._closing = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        await self._give_up_all(NoPartitionError(CLOSED))
+        error = ClosedError(CLOSED)
+        error.hint = CLOSED_HINT
+        await self._give_up_all(error)
 
     async def _give_up_all(self, error: KeylaneError) -> None:
         self._refusal = error

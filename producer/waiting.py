@@ -63,6 +63,8 @@ class WaitReport:
 
     def __init__(self) -> None:
         self._since_ms: int | None = None
+        self._sent_ms = 0
+        """When the oldest message that waited was sent: before the wait began, which a try that failed did."""
         self._next_ms = FIRST_MS
         self._reported = False
 
@@ -71,11 +73,17 @@ class WaitReport:
         """The start of the present wait; None if nothing waits."""
         return self._since_ms
 
-    def waits(self, now_ms: int) -> bool:
-        """Note that messages wait; True if a report is due: after 5 s, 1 min, 2 min, 4 min … at most an hour apart."""
+    def waits(self, now_ms: int, oldest_ms: int) -> bool:
+        """
+        Note that messages wait; True if a report is due: after 5 s, 1 min, 2 min, 4 min … at most an hour apart.
+
+        Args:
+            oldest_ms: how long ago the oldest of them was sent.
+        """
         if self._since_ms is None:
-            self._since_ms = now_ms
+            self._since_ms = self._sent_ms = now_ms
             self._next_ms = FIRST_MS
+        self._sent_ms = min(self._sent_ms, now_ms - oldest_ms)
         waited_ms = now_ms - self._since_ms
         if waited_ms < self._next_ms:
             return False
@@ -86,11 +94,21 @@ class WaitReport:
         return True
 
     def over(self, now_ms: int) -> int | None:
-        """Note that nothing waits; returns the milliseconds of a wait that was reported and ends here, else None."""
-        since_ms, reported = self._since_ms, self._reported
+        """
+        Note that nothing waits.
+
+        Returns:
+            Of a wait that was reported and ends here, milliseconds since its oldest message was sent; else None.
+        """
+        waited, reported = self._since_ms is not None, self._reported
         self._since_ms = None
         self._reported = False
-        return now_ms - since_ms if reported and since_ms is not None else None
+        return now_ms - self._sent_ms if reported and waited else None
+
+
+def oldest_age_ms(batches: Sequence[OutgoingBatch], clock: Clock) -> int:
+    """How long ago the first message of the first batch was sent, by the calendar; 0 if that was set back."""
+    return max(0, clock.wall_ms() - batches[0].first_sent_at_ns // 1_000_000)
 
 
 class PartitionWaits:
@@ -117,13 +135,12 @@ class PartitionWaits:
     ) -> None:
         """Note that the messages of `batches` wait because of `error`; the first batch is the oldest."""
         self.cause = broker_cause(error, self._broker_group)
-        if self._report.waits(now_ms):
-            oldest_ms = batches[0].first_sent_at_ns // 1_000_000
-            waited_ms = max(0, self._clock.wall_ms() - oldest_ms)
+        oldest_ms = oldest_age_ms(batches, self._clock)
+        if self._report.waits(now_ms, oldest_ms):
             log.warning(
                 "%s at %s: %s, the oldest for %.0f s: %s",
                 self._name, address or f"broker group {self._broker_group}",
-                counted(sum(map(len, batches)), "message waits", "messages wait"), waited_ms / 1000, error.message,
+                counted(sum(map(len, batches)), "message waits", "messages wait"), oldest_ms / 1000, error.message,
             )  # fmt: skip
 
     def left(self) -> None:

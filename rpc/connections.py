@@ -8,7 +8,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from typing import Any
 
 from ..protocol.access.tokens import check_token
-from ..protocol.errors import ConfigError, KeylaneError, OutcomeUnknownError, RetryRule
+from ..protocol.errors import (
+    ClosedError,
+    ConfigError,
+    KeylaneError,
+    OutcomeUnknownError,
+    RetryRule,
+)
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.settings import CALL_TIMEOUT_MS, is_within
 from .access.token_file import token_source, told_by_environment
@@ -17,6 +23,7 @@ from .environment import environment_of
 from .home import Home
 from .http_network import HttpNetwork, client_network
 from .network import Network
+from .race import Race
 from .tls.settings import tls_of_environment
 
 WAIT_S_MAX = 86_400
@@ -73,6 +80,8 @@ class Connections:
         self.home = Home(what)
         self.network: Network | None = None
         """None while it is not open."""
+        self._unwanted = asyncio.Event()
+        """Set when the client is closed while it is opened."""
         self._throttled_ms = 0
         """Of networks that are closed."""
 
@@ -89,6 +98,7 @@ class Connections:
         source = token_source(self.token) if network is None else None
         self.home.enter(self, on_fork)
         self._brokers = {}
+        self._unwanted = asyncio.Event()
         if network is None:
             try:
                 network = self._own = client_network(self.tls, source)
@@ -140,15 +150,33 @@ class Connections:
         Wait for metaservers that are still starting, at most `wait_s`; with 0 they are not asked.
 
         Raises:
+            ClosedError: `wait_no_more` was called meanwhile; every connection is closed.
             KeylaneError: as of `wait_until_ready`; every connection is closed.
         """
         if not self.wait_s:
             return
         try:
-            await wait_until_ready(meta, self.wait_s)
+            async with Race() as race:
+                ready = race.start(
+                    wait_until_ready(meta, self.wait_s), name="wait for a metaserver"
+                )
+                race.start(self._unwanted.wait(), name="wait for close")
+                await race.first()
+                if not ready.done():
+                    raise ClosedError("it was closed while it waited for a metaserver")
+                ready.result()
         except BaseException:
             await clean_up(self.close())
             raise
+
+    @property
+    def wanted(self) -> bool:
+        """False once `wait_no_more` was called, until the client is opened again."""
+        return not self._unwanted.is_set()
+
+    def wait_no_more(self) -> None:
+        """End `wait_for`, because the client is closed."""
+        self._unwanted.set()
 
     def broker_at(self, address: str) -> BrokerClient:
         """The client of the broker at `host:port`, the same object each time.  Raises ClosedError."""

@@ -44,7 +44,7 @@ from .access.credentials import Credentials, ShownCapability
 from .access.throttling import THROTTLED_HEADER, Throttling
 from .access.token_file import TokenSource, token_source
 from .channel import WebSocketChannel
-from .reasons import reason
+from .reasons import cause, reason
 from .tls.contexts import ClientContexts
 from .tls.handshakes import tls_problem, why_ended
 from .tls.settings import tls_of_environment
@@ -200,11 +200,11 @@ class HttpNetwork:
                 )
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             if (problem := await self._tls_problem(address, error)) is not None:
-                raise problem from error
+                raise problem from cause(error)
             raise NotSentError(
                 f"cannot reach the broker at {address}: {reason(error)}",
                 address=address,
-            ) from error
+            ) from cause(error)
         self._answered.add(address)
         channel = WebSocketChannel(
             socket, address, lambda told: self.throttling.note(address, told.wait_ms, told.limit)
@@ -291,13 +291,13 @@ class HttpNetwork:
         except _NO_CONNECTION as error:
             raise tls_problem(address, error) or NotSentError(
                 f"cannot reach {address}: {reason(error)}", address=address
-            ) from error
+            ) from cause(error)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             if (problem := await self._tls_problem(address, error)) is not None:
-                raise problem from error
+                raise problem from cause(error)
             raise OutcomeUnknownError(
                 f"no answer from {address} to {method} {path}: {reason(error)}"
-            ) from error
+            ) from cause(error)
         if status == 200:  # a refusal says more
             _check_answerer(version, method)
         try:
@@ -336,7 +336,7 @@ class HttpNetwork:
             problem = await self._tls_problem(address, error)
             raise problem or NotSentError(
                 f"cannot reach {address}: {reason(error)}", address=address
-            ) from error
+            ) from cause(error)
         if status not in statuses:
             raise ForeignServerError(
                 f"{address} answered GET {path} with status {status}", address=address

@@ -1,4 +1,4 @@
-"""The reason of a socket's error in plain words, without what libraries add to it."""
+"""The reason of a socket's error in plain words, and as a cause of one line, without what libraries add to it."""
 
 from __future__ import annotations
 
@@ -35,3 +35,15 @@ def reason(error: BaseException) -> str:
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror
     return str(cause) or type(cause).__name__
+
+
+def cause(error: Exception) -> Exception:
+    """
+    The error of the system, or `error` itself, as the `from` of another error: a traceback shows it as one line.
+
+    The calls inside the library that passed it on tell no user what to do, and hide the line that does.
+    """
+    told: object = getattr(error, "os_error", error)
+    told = told if isinstance(told, OSError) else error
+    told.__cause__ = told.__context__ = told.__traceback__ = None
+    return told

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from ...protocol.clock import Clock
+from ...protocol.errors import FlushFailedError
 from ...rpc.threads.worker_thread import WorkerThread
 from ...rpc.threads.turn import in_turn
 from ..storage.append_file import SyncNotTakenError
@@ -102,7 +103,11 @@ class KernelQuickSync:
         self.close()
 
         def synced(sync: asyncio.Future[Any]) -> None:
-            failure = sync.exception()
+            failure: BaseException | None
+            if sync.cancelled():  # whether the thread has synced, or will, is not known
+                failure = FlushFailedError("a sync was cancelled", operation="fdatasync")
+            else:
+                failure = sync.exception()
             assert failure is None or isinstance(failure, Exception)
             done(failure)
 

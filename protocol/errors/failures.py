@@ -272,7 +272,7 @@ class JavaMissingError(KeylaneError):
 
 
 class ClosedError(KeylaneError):
-    """A call on a producer, consumer or message that is not open."""
+    """A call on a producer, consumer or message that is not open, or a message that a closing producer gave up."""
 
     code = 1402
     summary = "used after close"

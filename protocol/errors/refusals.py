@@ -306,12 +306,12 @@ class NotEnoughBrokersError(RefusedError):
 
 
 class NoPartitionError(RefusedError):
-    """A message was given up before a partition took it, as by a producer that closes."""
+    """A message was refused because its logical partition has no open partition now."""
 
     code = 1152
     summary = "no open partition for this message now"
     retry = RetryRule.AFTER_NEW_ROUTE
-    hint = "Send it again, unless its fate is unknown: it may be stored.  Await `send` before the producer closes."
+    hint = "Send it again: its partitions are being changed.  keylane subject operations NAME shows it."
 
 
 class OperationRunningError(RefusedError):

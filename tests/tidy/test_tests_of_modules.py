@@ -83,7 +83,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/hosts/test_operating.py": "programs",
     },
     "cli/commands/broker": {
-        "acceptance/test_broker_commands.py": "app folder groups health",
+        "acceptance/test_broker_commands.py": "app folder groups",
         "integration/brokers/test_broker_indexes.py": "index",
     },
     "cli/commands/cluster": {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 import typer
 
@@ -30,10 +32,28 @@ async def show_health(address: str, output: OutputFormat) -> None:
         show_json(health)
     else:
         title = "takes writes" if health.ready else f"not ready: {health.reason}"
-        rows = [(name.replace("_", " "), value) for name, value in sorted(health.details.items())]
+        rows = [
+            (name.replace("_", " "), shown_value(value))
+            for name, value in sorted(health.details.items())
+        ]
         show_table(make_table(f"broker at {address}: {title}", ("", "now#"), rows))
     if not health.ready:
         raise typer.Exit(1)
+
+
+def shown_value(value: object) -> str | None:
+    """A value of JSON as a cell of a table: words and numbers; None is a dash there."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        named = [
+            f"{str(name).replace('_', ' ')}: {shown_value(each) or '-'}"
+            for name, each in value.items()
+        ]
+        return ", ".join(named) or "none"
+    if isinstance(value, list | tuple):
+        return "; ".join(shown_value(each) or "-" for each in value) or "none"
+    return None if value is None else str(value)
 
 
 async def _ask_health(address: str) -> Health:

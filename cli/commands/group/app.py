@@ -10,6 +10,7 @@ from ....protocol.groups import TRIES_MAX_MAX, FailurePolicy, FullPolicy
 from ....protocol.routing import ConsumeStrategy
 from ...options import (
     META_DEFAULT,
+    AllPartitionsOption,
     CancelOption,
     ConsumerGroupArgument,
     DryRunOption,
@@ -39,6 +40,8 @@ ClientOption = Annotated[
 def group_describe(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
+    *,
+    all_partitions: AllPartitionsOption = False,
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -46,7 +49,10 @@ def group_describe(
     from ...screen import run
     from .describe import describe_group
 
-    run(output, describe_group(meta, output, subject=subject, group=group))
+    shown = describe_group(
+        meta, output, subject=subject, group=group, all_partitions=all_partitions
+    )
+    run(output, shown)
 
 
 @group_app.command("list")

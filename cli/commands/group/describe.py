@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
 from ....consumer import QueueProgress, QueueReader
 from ....protocol.errors import KeylaneError, SubjectNotStaticError
-from ....protocol.routing import ConsumeStrategy
+from ....protocol.routing import ConsumeStrategy, PartitionState
 from ....protocol.text import counted
 from ...connection import open_admin
 from ...failing import failing_lines
 from ...options import WAIT_S, OutputFormat
-from ...screen import make_table, show_json, show_line, show_table
+from ...screen import make_table, show_json, show_left_out, show_line, show_table
 from .settings import settings_lines
 
 if TYPE_CHECKING:
@@ -27,15 +27,27 @@ if TYPE_CHECKING:
 OWNER_CHARS_MAX = 22
 
 
-async def describe_group(meta: str, output: OutputFormat, *, subject: str, group: str) -> None:
-    """Show a group's owners, cursors and lag; of a static subject the logic queues as well."""
+async def describe_group(
+    meta: str, output: OutputFormat, *, subject: str, group: str, all_partitions: bool = False
+) -> None:
+    """
+    Show a group's owners, cursors and lag; of a static subject the logic queues as well.
+
+    A table leaves out the partitions that are sealed and that the group has drained, but with `all_partitions`.
+    """
+    sealed: set[int] = set()
     async with open_admin(meta) as admin:
         described = await admin.describe_group(subject, group)
+        if not all_partitions and output is not OutputFormat.JSON:
+            past = (entry.partition for entry in (await admin.history(subject)).partitions)
+            sealed = {part.partition_id for part in past if part.state is PartitionState.SEALED}
     queues = await _queue_progress(meta, subject, group)
     if output is OutputFormat.JSON:
         show_json({**asdict(described), "queues": queues})
         return
-    show_table(_partition_table(described))
+    shown = [part for part in described.partitions if not _is_drained(part, sealed)]
+    show_table(_partition_table(described, shown))
+    show_left_out(len(described.partitions) - len(shown))
     if queues:
         show_table(_queue_table(queues))
     if described.settings is not None:
@@ -90,7 +102,17 @@ async def _queue_progress(meta: str, subject: str, group: str) -> list[QueueProg
     return [answer for answer in answers if isinstance(answer, QueueProgress)]
 
 
-def _partition_table(described: GroupDescription) -> Table:
+def _is_drained(partition: PartitionProgress, sealed: Collection[int]) -> bool:
+    """True if the group has acked all of a sealed partition, and nothing of it is left anywhere."""
+    return (
+        partition.partition_id in sealed
+        and partition.lag == 0
+        and partition.owner is None
+        and not (partition.parked or partition.retrying or partition.failing or partition.suspects)
+    )
+
+
+def _partition_table(described: GroupDescription, shown: Sequence[PartitionProgress]) -> Table:
     columns: tuple[str, ...] = (
         "id#",
         "partition",
@@ -101,9 +123,9 @@ def _partition_table(described: GroupDescription) -> Table:
         "next#",
         "lag#",
     )
-    parked = any(partition.parked for partition in described.partitions)
+    parked = any(partition.parked for partition in shown)
     columns += ("parked#",) if parked else ()
-    retrying = any(partition.retrying for partition in described.partitions)
+    retrying = any(partition.retrying for partition in shown)
     columns += ("retry#",) if retrying else ()
     rows = [
         (
@@ -118,7 +140,7 @@ def _partition_table(described: GroupDescription) -> Table:
             *((_parked(partition),) if parked else ()),
             *((partition.retrying,) if retrying else ()),
         )
-        for partition in described.partitions
+        for partition in shown
     ]
     lag = "unknown" if described.lag is None else described.lag
     who = f"{described.strategy}, {counted(described.sessions, 'consumer')}"

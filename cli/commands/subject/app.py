@@ -11,6 +11,7 @@ from ....protocol.limits import MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX_MIN, PARTIT
 from ....protocol.routing import OrderStrategy
 from ...options import (
     META_DEFAULT,
+    AllPartitionsOption,
     DryRunOption,
     ForceOption,
     MetaOption,
@@ -146,6 +147,8 @@ def subject_publish(
 @subject_app.command("describe")
 def subject_describe(
     subject: SubjectArgument,
+    *,
+    all_partitions: AllPartitionsOption = False,
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -153,7 +156,8 @@ def subject_describe(
     from ...screen import run
     from .describe import describe_subject
 
-    run(output, describe_subject(meta, output, subject=subject))
+    shown = describe_subject(meta, output, subject=subject, all_partitions=all_partitions)
+    run(output, shown)
 
 
 @subject_app.command("set")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ....admin import (
     Admin,
@@ -13,10 +13,10 @@ from ....admin import (
     SubjectView,
 )
 from ....protocol.limits import MESSAGE_BYTES_MAX
-from ....protocol.routing import OrderStrategy, Partition
+from ....protocol.routing import OrderStrategy, Partition, PartitionState
 from ...connection import open_admin
 from ...options import OutputFormat
-from ...screen import make_table, show_json, show_line, show_table
+from ...screen import make_table, show_json, show_left_out, show_line, show_table
 from ..operations import change_partitions
 
 COLUMNS = ("id#", "partition", "logical", "broker group", "state", "address")
@@ -112,19 +112,32 @@ def _expiry(left_ms: int | None) -> str:
     return f"; deleted in {left} unless it is filled or published"
 
 
-async def describe_subject(meta: str, output: OutputFormat, *, subject: str) -> None:
-    """Show a subject's partitions: where each is, its range, state and offsets."""
+async def describe_subject(
+    meta: str, output: OutputFormat, *, subject: str, all_partitions: bool = False
+) -> None:
+    """
+    Show a subject's partitions: where each is, its range, state and offsets.
+
+    A table leaves out those that are sealed and that every group has drained, but with `all_partitions`.
+    """
+    undrained: set[int] = set()
+    as_json = output is OutputFormat.JSON
     async with open_admin(meta) as admin:
         described = await admin.describe_subject(subject)
+        sealed = any(part.state is PartitionState.SEALED for part in described.partitions)
+        if sealed and not all_partitions and not as_json:
+            undrained = {part.partition_id for part in await admin.undrained(subject)}
     if output is OutputFormat.JSON:
         show_json(described)
         return
     rows = [
         (*_cells(partition), partition.first_offset, partition.next_offset)
         for partition in described.partitions
+        if all_partitions or not _is_drained(partition, undrained)
     ]
     title = _title(described, described.route_version)
     show_table(make_table(title, (*COLUMNS, "first#", "next#"), rows))
+    show_left_out(len(described.partitions) - len(rows))
     for partition in described.partitions:
         if partition.problem:
             show_line(f"offsets unknown: {partition.problem}")
@@ -133,6 +146,16 @@ async def describe_subject(meta: str, output: OutputFormat, *, subject: str) -> 
                 f"partition {partition.partition_id}: job {hold.job} holds messages from offset {hold.from_offset} on, "
                 f"for {hold.left_ms // 1000} s more unless it renews that"
             )
+
+
+def _is_drained(partition: PartitionDescription, undrained: Collection[int]) -> bool:
+    """True if it is sealed, and no group and no job needs it."""
+    return (
+        partition.state is PartitionState.SEALED
+        and partition.partition_id not in undrained
+        and not partition.problem
+        and not partition.holds
+    )
 
 
 def _cells(partition: Partition | PartitionDescription) -> Sequence[object]:

@@ -58,6 +58,45 @@ async def test_close_ends_a_consumer_when_another_task_is_opening_it():
         assert network.calls.count("join") == network.calls.count("leave") == 1
 
 
+@pytest.mark.parametrize("several", [False, True])
+async def test_run_returns_at_once_when_the_consumer_is_closed_before_its_first_step(several: bool):
+    """Nothing joins; a `run` that is called after the close opens the consumer."""
+    network = SlowMetaserver()
+    environment = Environment(network=network)
+    if several:
+        consumer = Consumer[bytes]("127.0.0.1:7000", _environment=environment)
+        consumer.on("s", group="g")(handle)
+        consumer.on("s", group="h")(handle)
+    else:
+        consumer = Consumer(
+            "127.0.0.1:7000", subject="s", group="g", handler=handle, _environment=environment
+        )
+    for opened_before in (False, True):
+        running = asyncio.create_task(consumer.run())
+        await consumer.close()
+        await asyncio.wait_for(running, 10)
+        assert ("join" in network.calls) == opened_before
+        running = asyncio.create_task(consumer.run())
+        await asyncio.sleep(0.2)
+        assert not running.done()
+        await consumer.close()
+        await asyncio.wait_for(running, 10)
+    assert network.calls.count("join") == network.calls.count("leave") == 2 * (1 + several)
+
+
+async def test_run_of_several_ends_when_they_are_closed_while_the_first_one_opens():
+    """Those that are not open yet are not opened."""
+    network = SlowMetaserver()
+    consumer = Consumer[bytes]("127.0.0.1:7000", _environment=Environment(network=network))
+    consumer.on("s", group="g")(handle)
+    consumer.on("s", group="h")(handle)
+    running = asyncio.create_task(consumer.run())
+    await asyncio.sleep(0.02)
+    await asyncio.wait_for(consumer.close(), 10)
+    await asyncio.wait_for(running, 10)
+    assert network.calls.count("join") == network.calls.count("leave") == 1
+
+
 async def test_run_refuses_a_consumer_without_a_handler():
     """No message would reach any code; while the consumer is open, an iteration may take the messages."""
     network = SlowMetaserver()

@@ -17,7 +17,6 @@ from keylane.protocol.errors import (
     ClosedError,
     Fate,
     InvalidRequestError,
-    NoPartitionError,
     PartlyQueuedError,
 )
 from keylane.protocol.routing import OrderStrategy
@@ -58,7 +57,7 @@ async def test_close_tells_what_it_gave_up_and_what_may_be_stored():
     assert (told.value.details, told.value.fate) == ({"messages": 3, "unknown": 1}, Fate.UNKNOWN)
     fates = []
     for future in (on_its_way, *queued):
-        with pytest.raises(NoPartitionError, match="closed") as caught:
+        with pytest.raises(ClosedError, match="closed") as caught:
             await future
         assert "unless its fate is unknown" in caught.value.hint
         fates.append(caught.value.fate)

@@ -15,7 +15,7 @@ from keylane.producer.executor_state import ExecutorEvent
 from keylane.producer.flight import CROWD, WAIT_S, BrokerFlight, Turn
 from keylane.producer.outgoing_batch import OutgoingBatch
 from keylane.protocol.backoff import Backoff
-from keylane.protocol.errors import Fate, GivenUpError, NoPartitionError, OutcomeUnknownError
+from keylane.protocol.errors import ClosedError, Fate, GivenUpError, OutcomeUnknownError
 from keylane.protocol.routing import OrderStrategy, logical_partition
 from support.cluster import eventually
 from support.scripted_network import (
@@ -358,7 +358,7 @@ async def test_close_gives_up_messages_when_their_broker_is_away():
     ) as told:
         await producer.close()
     assert (told.value.details, told.value.fate) == ({"messages": 1, "unknown": 0}, Fate.NOT_DONE)
-    with pytest.raises(NoPartitionError, match="closed"):
+    with pytest.raises(ClosedError, match="closed"):
         await future
 
 
@@ -424,7 +424,7 @@ async def test_table_is_given_up_when_its_producer_is_closed_before_the_first_ro
     await eventually(lambda: bool(producer._senders))
     await producer.close()
     async with asyncio.timeout(5):
-        with pytest.raises(NoPartitionError, match="closed"):
+        with pytest.raises(ClosedError, match="closed"):
             await sending
     assert not network.stored
 
@@ -458,6 +458,43 @@ async def test_turn_pushes_each_executor_once_when_the_turn_ends():
     turn.add(second)
     await asyncio.sleep(0)
     assert (first.pushes, second.pushes, len(ended)) == (1, 2, 2)
+
+
+class FaultyPush(PushRecorder):
+    def push(self) -> None:
+        super().push()
+        raise ZeroDivisionError
+
+
+async def test_turn_pushes_all_others_when_the_push_of_one_fails():
+    """The faults go to the event loop, each once."""
+    loop, told = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _loop, context: told.append(type(context["exception"])))
+    turn = Turn(loop, lambda: None)
+    executors = [FaultyPush(), PushRecorder(), FaultyPush(), PushRecorder()]
+    for executor in executors:
+        turn.add(executor)
+    await asyncio.sleep(0)
+    assert [executor.pushes for executor in executors] == [1, 1, 1, 1]
+    assert told == [ZeroDivisionError, ZeroDivisionError]
+
+
+async def test_flight_pushes_all_others_when_the_push_of_one_fails():
+    """After an answer, and after a while without one."""
+    loop, told = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _loop, context: told.append(type(context["exception"])))
+    flight = BrokerFlight(loop)
+    executors = [FaultyPush(), PushRecorder(flight, sends=False), FaultyPush(), PushRecorder()]
+    for executor in executors[:2]:
+        flight.wait(executor)
+    flight.partitions = 1
+    flight.answered()
+    flight.partitions = CROWD
+    for executor in executors[2:]:
+        flight.wait(executor)
+    await asyncio.sleep(WAIT_S * 4)
+    assert [executor.pushes for executor in executors] == [1, 1, 1, 1]
+    assert told == [ZeroDivisionError, ZeroDivisionError]
 
 
 async def test_channel_writes_once_when_executors_of_a_turn_have_sent():

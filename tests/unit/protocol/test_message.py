@@ -96,8 +96,9 @@ def test_tags_are_refused_when_a_property_has_them_already():
 def test_sizes_up_to_the_limits_pass_and_one_more_does_not():
     """A key of 1 KiB and a message of 1 MiB in all pass; a byte more is refused."""
     check_message_size(KEY_BYTES_MAX, MESSAGE_BYTES_MAX - KEY_BYTES_MAX - 5, 5)
-    with pytest.raises(MessageTooLargeError, match="order key"):
+    with pytest.raises(MessageTooLargeError, match="order key") as told:
         check_message_size(KEY_BYTES_MAX + 1, 0, 0)
+    assert str(told.value).count("end ") == 1, "one piece of advice: send a digest"
     with pytest.raises(MessageTooLargeError):
         check_message_size(KEY_BYTES_MAX, MESSAGE_BYTES_MAX - KEY_BYTES_MAX - 5, 6)
 

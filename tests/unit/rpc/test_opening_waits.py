@@ -13,6 +13,7 @@ import pytest
 from keylane import Admin, Consumer, Message, Producer, QueueReader
 from keylane.protocol.control import Health
 from keylane.protocol.errors import (
+    ClosedError,
     ConfigError,
     ForeignServerError,
     InvalidRequestError,
@@ -154,6 +155,63 @@ async def test_run_returns_when_a_signal_comes_during_the_wait():
     finally:
         signal.signal(signal.SIGTERM, earlier)
     assert "closed" in repr(consumer)
+
+
+@pytest.mark.parametrize("several", [False, True])
+async def test_run_returns_when_the_consumer_is_closed_during_the_wait(several):
+    """The close does not last as long as the wait."""
+    network = StartingNetwork(NotSentError())
+    consumer = Consumer(
+        ADDRESS,
+        subject=None if several else "s",
+        group=None if several else "g",
+        handler=None if several else print,
+        wait_s=3_600,
+        _environment=Environment(network=network),
+    )
+    if several:
+        consumer.on("s", group="g")(print)
+    running = asyncio.create_task(consumer.run())
+    await eventually(lambda: network.asked)
+    await asyncio.wait_for(consumer.close(), 10)
+    await asyncio.wait_for(running, 10)
+    assert "closed" in repr(consumer)
+
+
+@pytest.mark.parametrize("index", range(2))
+async def test_opening_ends_when_the_client_is_closed_during_the_wait(index):
+    """It raises, so that the body of its block does not begin."""
+    network = StartingNetwork(NotSentError())
+    client = clients(network, 3_600)[index]
+    opening = asyncio.create_task(client.__aenter__())
+    await eventually(lambda: network.asked)
+    await asyncio.wait_for(client.close(), 10)
+    with pytest.raises(ClosedError, match="closed while it waited"):
+        await asyncio.wait_for(opening, 10)
+    assert "closed" in repr(client)
+
+
+async def test_producer_stays_closed_when_it_is_closed_during_the_call_of_its_opening():
+    """It may be opened again."""
+    network = StartingNetwork(READY)
+    answer, control = asyncio.Event(), network.control
+
+    async def late_control(*arguments, **more):
+        await answer.wait()
+        return await control(*arguments, **more)
+
+    network.control = late_control
+    producer = Producer(ADDRESS, _environment=Environment(network=network))
+    opening = asyncio.create_task(producer.__aenter__())
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(producer.close())
+    await asyncio.sleep(0)
+    answer.set()
+    with pytest.raises(ClosedError, match="closed while it was opened"):
+        await asyncio.wait_for(opening, 10)
+    await asyncio.wait_for(closing, 10)
+    async with producer:
+        assert "open" in repr(producer)
 
 
 @pytest.mark.parametrize("wait_s", [-1, math.nan, math.inf, 86_401, "60", None, True])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import re
 import socket
+import traceback
 
 import aiohttp
 import pytest
 
 from keylane.protocol.control import Health
-from keylane.protocol.errors import NotSentError
+from keylane.protocol.errors import NotSentError, OutcomeUnknownError
 from keylane.rpc.reasons import reason
 
 
@@ -47,3 +50,41 @@ async def test_reason_says_refused_when_no_server_listens(network, host):
             await network.open_channel(address, timeout_ms=5_000)
         told = f"cannot reach the broker at {address}: connection refused"
         assert caught.value.message == told
+
+
+def shown(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+async def test_traceback_has_one_line_of_the_cause_when_no_server_listens(network):
+    """The system's error is there, without the calls inside of the libraries that passed it on."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        calls = (
+            lambda: network.control("GET", address, "/v1/health", Health, timeout_ms=5_000),
+            lambda: network.open_channel(address, timeout_ms=5_000),
+            lambda: network.text(address, "/metrics", timeout_ms=5_000),
+        )
+        for call in calls:
+            with pytest.raises(NotSentError) as caught:
+                await call()
+            text = shown(caught.value)
+            assert isinstance(caught.value.__cause__, ConnectionRefusedError)
+            assert text.startswith("ConnectionRefusedError: ")
+            assert "site-packages" not in text
+
+
+async def test_traceback_has_one_line_of_the_cause_when_a_server_ends_the_connection(network):
+    """What aiohttp says of it stays."""
+
+    async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        address = "{}:{}".format(*server.sockets[0].getsockname())
+        with pytest.raises(OutcomeUnknownError) as caught:
+            await network.control("GET", address, "/v1/health", Health, timeout_ms=5_000)
+    text = shown(caught.value)
+    assert re.match(r"(aiohttp\S+|ConnectionResetError): ", text)
+    assert "site-packages" not in text

@@ -283,6 +283,28 @@ async def test_kernel_that_takes_no_sync_leaves_all_further_ones_to_the_thread(r
     assert not quick.is_ready()
 
 
+async def test_cancelled_sync_of_the_thread_is_a_failed_flush(real, monkeypatch):
+    """What it has made durable is not known; without this error the commit would have no end."""
+    quick, _thread, _clock, file = real
+
+    def refuse(_descriptor, _done, _error_of):
+        raise OSError(errno.ENOSYS, "no")
+
+    def begin(_function):
+        syncing.append(asyncio.get_running_loop().create_future())
+        return syncing[0]
+
+    syncing: list[asyncio.Future[None]] = []
+    monkeypatch.setattr(quick._syncs, "begin", refuse)
+    monkeypatch.setattr(quick, "_thread", begin)
+    ending = asyncio.create_task(until_synced(quick, file))
+    await turns()
+    syncing[0].cancel()
+    async with asyncio.timeout(5):
+        with pytest.raises(FlushFailedError, match="cancelled"):
+            await ending
+
+
 async def test_sync_of_a_file_that_cannot_be_synced_is_refused_and_not_failed(real):
     """A pipe has no sync: EINVAL says that none has begun."""
     quick, _thread, _clock, file = real

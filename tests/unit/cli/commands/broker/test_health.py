@@ -1,0 +1,26 @@
+"""Values of a broker's health are shown in words, as in other tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from keylane.cli.commands.broker.health import shown_value
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (None, None),
+        (True, "yes"),
+        (False, "no"),
+        (0, "0"),
+        ("ok", "ok"),
+        ([], "none"),
+        (["one", "two"], "one; two"),
+        ({}, "none"),
+        ({"next_at_ms": None, "kept": 3, "late": False}, "next at ms: -, kept: 3, late: no"),
+    ],
+)
+def test_value_is_shown_in_words_when_it_is_of_json(value, words):
+    """A table shows None as a dash."""
+    assert shown_value(value) == words
