@@ -74,7 +74,7 @@ STUCK_S = 20.0
 SHORT_S = 1.0
 """The limit while other connections wait for room."""
 LOOKS_EACH = 4
-"""While no connection waits for room, one of so many looks is taken: an idle server has thousands of connections."""
+"""While no connection waits for room, one look in four is taken: an idle server has thousands of connections."""
 UNKNOWN_MAX = 1_000
 """Connections that have not said who calls; of more, the oldest is closed."""
 INTRODUCTION_BYTES_MAX = 64 << 10
