@@ -1,4 +1,4 @@
-"""The quick connection of simulations answers as SQLAlchemy's does, the first time and later."""
+"""The quick connection answers as SQLAlchemy's does, the first time and later."""
 
 import sqlite3
 
@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
-from keylane.testing.machines.statements import QuickConnection
+from keylane.metaserver.sql.quick_connection import QuickConnection
 
 things = sa.Table(
     "things",
@@ -25,10 +25,8 @@ _ready = sa.update(things).where(things.c.id > 1).values(ready=True).returning(t
 def _connected() -> tuple[QuickConnection, sqlite3.Connection]:
     raw = sqlite3.connect(":memory:", isolation_level=None)
     engine = sa.create_engine("sqlite://", creator=lambda: raw, poolclass=StaticPool)
-    connection = engine.connect()
-    things.create(connection)
-    connection.commit()
-    return QuickConnection(connection, raw), raw
+    things.create(engine)
+    return QuickConnection(engine), raw
 
 
 def _fill(connection, count: int) -> None:
@@ -38,7 +36,7 @@ def _fill(connection, count: int) -> None:
 
 def test_statements_answer_the_same_each_time():
     connection, _ = _connected()
-    connection.transact(_fill, (4,), {})
+    connection.transact(_fill, 4)
 
     def look(connection, count: int):
         rows = connection.execute(_some, {"ids": list(range(count))}).all()
@@ -47,13 +45,13 @@ def test_statements_answer_the_same_each_time():
     for _ in range(2):
         for count in (0, 1, 3, 2):
             expected = [(number, f"n{number}", False) for number in range(count)]
-            assert connection.transact(look, (count,), {}) == expected
+            assert connection.transact(look, count) == expected
 
 
 def test_lists_of_one_statement_have_lengths_of_their_own():
     """Beside a constant and another parameter; the values of an earlier execution are forgotten."""
     connection, _ = _connected()
-    connection.transact(_fill, (6,), {})
+    connection.transact(_fill, 6)
     both = (
         sa.select(things.c.id)
         .where(
@@ -70,15 +68,15 @@ def test_lists_of_one_statement_have_lengths_of_their_own():
         return list(connection.execute(both, given).scalars())
 
     for _ in range(2):
-        assert connection.transact(look, ([0, 1], ["n5"], 9), {}) == [0, 1, 5]
-        assert connection.transact(look, ([1], ["n3", "n4"], 9), {}) == [1, 4]
-        assert connection.transact(look, ([4, 2], ["n0"], 3), {}) == [0, 2]
-        assert connection.transact(look, ([], [], 9), {}) == []
+        assert connection.transact(look, [0, 1], ["n5"], 9) == [0, 1, 5]
+        assert connection.transact(look, [1], ["n3", "n4"], 9) == [1, 4]
+        assert connection.transact(look, [4, 2], ["n0"], 3) == [0, 2]
+        assert connection.transact(look, [], [], 9) == []
 
 
 def test_changes_are_counted_and_returned_each_time():
     connection, _ = _connected()
-    connection.transact(_fill, (4,), {})
+    connection.transact(_fill, 4)
 
     def change(connection, name: str):
         counts = [
@@ -87,8 +85,8 @@ def test_changes_are_counted_and_returned_each_time():
         return counts, sorted(connection.execute(_ready).scalars())
 
     for name in ("a", "b", "c"):
-        assert connection.transact(change, (name,), {}) == ([1, 0], [2, 3])
-    rows = connection.transact(lambda it: it.execute(_some, {"ids": [1, 2]}).all(), (), {})
+        assert connection.transact(change, name) == ([1, 0], [2, 3])
+    rows = connection.transact(lambda it: it.execute(_some, {"ids": [1, 2]}).all())
     assert [(row.name, row.ready) for row in rows] == [("n1", False), ("c", True)]
 
 
@@ -103,13 +101,13 @@ def test_errors_are_those_of_sqlalchemy_and_undo_the_transaction():
 
     for _ in range(3):
         with pytest.raises(sa.exc.IntegrityError):
-            connection.transact(twice, (), {})
+            connection.transact(twice)
         assert raw.execute("SELECT count(*) FROM things").fetchone() == (0,)
 
 
 def test_clones_of_a_known_statement_are_statements_of_their_own():
     connection, _ = _connected()
-    connection.transact(_fill, (4,), {})
+    connection.transact(_fill, 4)
     known = sa.select(things.c.id).order_by(things.c.id)
 
     def look(connection):
@@ -118,4 +116,4 @@ def test_clones_of_a_known_statement_are_statements_of_their_own():
         return every, few
 
     for _ in range(3):
-        assert connection.transact(look, (), {}) == ([0, 1, 2, 3], [[2, 3], [3]])
+        assert connection.transact(look) == ([0, 1, 2, 3], [[2, 3], [3]])
