@@ -24,6 +24,7 @@ from ..rpc.server import Server
 from .access.targets import MetaTargets
 from .membership import ClusterMember
 from .metrics import MetaserverMetrics
+from .rehearsal import rehearse
 from .services import services_of
 from .settings import MetaserverSettings, machine_boot, prepare_folder
 from .sql.database import Database, open_database
@@ -123,6 +124,8 @@ async def running_metaserver(
         await stack.enter_async_context(member.at_work(server.address))
         attending = asyncio.create_task(services.attendant.run())
         watching = [asyncio.create_task(metrics.watch_loop())]
+        if opened.name == "sqlite":  # on PostgreSQL others would wait for its locks
+            watching.append(asyncio.create_task(rehearse(database)))
         if access is not None:
             watching += [asyncio.create_task(run()) for run in (access.run, access.audit.run)]
         try:

@@ -102,7 +102,8 @@ class _Memo:
     """
     A plan of one statement object, and the values of its parameters that are constants.
 
-    Clones of a statement have its attributes too, so it holds for the object that it names.  Threads may share it.
+    Clones of a statement have its attributes too, so it holds for the object that it names; not by its id, which a clone
+    may get once the object is gone.  Threads may share it.
 
     Args:
         first: the values of a first execution, and `given` what it was given.
@@ -167,9 +168,8 @@ class QuickConnection(Connection):
 
     def __init__(self, engine: Engine, *, begin: str = BEGIN_WRITE) -> None:
         super().__init__(engine)
-        raw = self.connection.dbapi_connection
-        assert isinstance(raw, sqlite3.Connection)
-        self._raw: sqlite3.Connection = raw
+        driver: Any = self.connection.dbapi_connection
+        self._raw: sqlite3.Connection = driver
         self._begin = begin
         self._compiled: dict[Any, Any] = {}
         self._plans: dict[Any, _Plan | None] = {}
@@ -192,7 +192,7 @@ class QuickConnection(Connection):
             raise
         return result
 
-    def execute(  # type: ignore[override]  # one signature for what SQLAlchemy has as overloads
+    def execute(
         self,
         statement: Executable,
         parameters: Any = None,
@@ -200,6 +200,8 @@ class QuickConnection(Connection):
         execution_options: Any = None,
     ) -> Any:
         """As `sqlalchemy.Connection.execute`."""
+        if execution_options:
+            return super().execute(statement, parameters, execution_options=execution_options)
         if isinstance(parameters, list | tuple):
             if len(parameters) != 1:
                 return self._execute_many(statement, parameters)
@@ -208,8 +210,8 @@ class QuickConnection(Connection):
         memo: _Memo | None = statement.__dict__.get(_MEMO)
         if memo is not None and memo.statement() is statement and memo.keys == given.keys():
             return self._run(memo.plan, memo.values(given))
-        if execution_options or not isinstance(statement, SelectBase | UpdateBase):
-            return super().execute(statement, parameters, execution_options=execution_options)
+        if not isinstance(statement, SelectBase | UpdateBase):
+            return super().execute(statement, parameters)
         return self._execute_anew(statement, given)
 
     def _execute_anew(self, statement: Any, given: Mapping[str, Any]) -> Any:
@@ -232,12 +234,13 @@ class QuickConnection(Connection):
         values = self._remember(statement, plan, given, extracted, collected)
         return self._run(plan, values) if result is None else result
 
-    def _execute_many(self, statement: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
+    def _execute_many(self, statement: Any, rows: Any) -> Any:
         """Execute a change once for each of these rows, which have the same keys."""
         if not rows or not isinstance(statement, UpdateBase):
             return super().execute(statement, rows)
         memo: _Memo | None = statement.__dict__.get(_MEMO)
-        if memo is None or memo.statement() is not statement or memo.keys != rows[0].keys():
+        known = memo is not None and memo.statement() is statement
+        if memo is None or not known or memo.keys != rows[0].keys():
             result = super().execute(statement, rows)
             self._learn(statement, rows[0])
             return result

@@ -115,7 +115,9 @@ async def test_due_work_is_read_again_when_something_was_written_or_a_session_ex
         statements: list[str] = []
 
         def note(statement: str) -> None:
-            if "FROM" in statement:  # not what begins and ends the transaction, nor what asks SQLite itself
+            if (
+                "FROM" in statement
+            ):  # not what begins and ends the transaction, nor what asks SQLite itself
                 statements.append(statement)
 
         for reader in database._reads:

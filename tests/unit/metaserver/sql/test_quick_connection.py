@@ -1,5 +1,6 @@
 """The quick connection answers as SQLAlchemy's does, the first time and later."""
 
+import contextlib
 import sqlite3
 
 import pytest
@@ -117,3 +118,59 @@ def test_clones_of_a_known_statement_are_statements_of_their_own():
 
     for _ in range(3):
         assert connection.transact(look) == ([0, 1, 2, 3], [[2, 3], [3]])
+
+
+def test_rows_of_one_call_are_stored_the_same_each_time():
+    connection, raw = _connected()
+    insert = sa.insert(things)
+    for turn in range(3):
+        rows = [
+            {"id": 10 * turn + number, "name": f"n{number}", "ready": number == 1}
+            for number in range(3)
+        ]
+        done = connection.transact(lambda it, rows=rows: it.execute(insert, rows).rowcount)
+        assert done == 3
+    stored = raw.execute("SELECT id, name, ready FROM things ORDER BY id").fetchall()
+    assert stored == [
+        (10 * turn + number, f"n{number}", int(number == 1))
+        for turn in range(3)
+        for number in range(3)
+    ]
+    for _ in range(2):
+        with pytest.raises(sa.exc.IntegrityError):
+            connection.transact(lambda it: it.execute(insert, rows))
+
+
+def test_statement_of_other_columns_is_another_one():
+    """An UPDATE takes its columns from what it is given."""
+    connection, raw = _connected()
+    connection.transact(_fill, 2)
+    change = sa.update(things).where(things.c.id == sa.bindparam("of"))
+    for name in ("a", "b", "c"):
+        connection.transact(
+            lambda it, name=name: (
+                it.execute(change, {"of": 0, "name": name}),
+                it.execute(change, {"of": 1, "name": name, "ready": True}),
+            )
+        )
+        assert raw.execute("SELECT name, ready FROM things ORDER BY id").fetchall() == [
+            (name, 0),
+            (name, 1),
+        ]
+
+
+def test_savepoint_undoes_its_part_alone():
+    connection, raw = _connected()
+    insert = sa.insert(things)
+
+    def work(connection, number):
+        row = {"id": number, "name": "a", "ready": False}
+        with connection.begin_nested():
+            connection.execute(insert, row)
+        with contextlib.suppress(ZeroDivisionError), connection.begin_nested():
+            connection.execute(insert, row | {"id": number + 100})
+            connection.execute(insert, row | {"id": 1 // 0})
+
+    for number in range(3):
+        connection.transact(work, number)
+    assert raw.execute("SELECT id FROM things ORDER BY id").fetchall() == [(0,), (1,), (2,)]
