@@ -44,7 +44,7 @@ async def rehearse(database: Database) -> None:
 
 def _open_and_undo(connection: Connection) -> None:
     """
-    Make a broker, a subject, a group and a session under names that nobody has.
+    Make a broker, a subject, a group and a session under names that no user has.
 
     Raises:
         _UndoneError: always, if nothing else is raised.
