@@ -1,4 +1,8 @@
-"""Reports a broker to the metaserver, at regular intervals.  Network, through `MetaClient`."""
+"""Reports a broker to the metaserver, at regular intervals.  Network, through `MetaClient`.
+
+something new, or a quarter of the ttl since the last report ─▶ reported at the next interval
+nothing new ─▶ that report is left out
+"""
 
 from __future__ import annotations
 
@@ -31,6 +35,9 @@ FIRST_REPORT_MS_MAX = 2_000
 """The longest time that a client's call waits for the broker's first report."""
 START_MS = 5_000
 """For this time after the start, a metaserver that does not answer is logged at INFO, not WARNING."""
+QUIET_SHARE = 4
+"""Reports without news are at most this part of the ttl apart: a report that fails leaves time for many more before the
+metaserver counts the broker as silent, or its report as one of a silent broker (`metaserver/cluster/brokers.py`)."""
 _FOR_PEOPLE = (FolderBehindError, FolderGivenUpError)
 """Refusals that only an operator can end; the hint says how."""
 _SET_ASIDE = (BrokerGroupTakenError, *_FOR_PEOPLE)
@@ -115,12 +122,14 @@ class Registration:
         self._heard.set()
 
     async def run(self) -> None:
-        """Report at once, then at the interval that the metaserver gives, until cancelled."""
+        """Report at once, then at the interval that the metaserver gives while there is news, until cancelled."""
         pauses = WAITS.pauses(self._rng)
         within_ms = None
+        report = self._report()
         while True:
+            ttl_ms = quiet_ms = 0
             try:
-                welcome = await self._meta.broker_heartbeat(self._report(), within_ms=within_ms)
+                welcome = await self._meta.broker_heartbeat(report, within_ms=within_ms)
                 if welcome.access is not None:
                     self._on_access(welcome.access)
                 if welcome.fence and self._on_fence is not None:
@@ -159,10 +168,34 @@ class Registration:
                 self._reported = True
                 self._logged = ("", logging.NOTSET)
                 self.problem = self.refusal = ""
-                wait_ms = welcome.heartbeat_ms
+                wait_ms, ttl_ms = welcome.heartbeat_ms, welcome.ttl_ms
+                if welcome.access is None:  # else any answer may take a right back
+                    quiet_ms = ttl_ms // QUIET_SHARE
+            report = await self._next_report(report, wait_ms, quiet_ms=quiet_ms)
+            if ttl_ms:
                 # If all metaservers but one hang, that one must get the report before the broker's ttl ends.
-                within_ms = max(welcome.ttl_ms - 2 * wait_ms, welcome.ttl_ms // 4)
+                left_ms = ttl_ms - max(wait_ms, quiet_ms) - wait_ms
+                within_ms = max(left_ms, ttl_ms // 4)
+
+    async def _next_report(
+        self, said: BrokerHeartbeat, wait_ms: int, *, quiet_ms: int
+    ) -> BrokerHeartbeat:
+        """
+        Return the next report after `wait_ms`; one that says what `said` did is left out until `quiet_ms` are over.
+
+        A metaserver reads more in a report with earlier openings or with partitions that lack groups, so none is left out.
+        """
+        began_ms = self._boot_ms()
+        await asyncio.sleep(wait_ms / 1000)
+        report = self._report()
+        asks = bool(report.opened_after or report.untold)
+        for _ in range(quiet_ms // max(1, wait_ms) - 1):
+            late = self._boot_ms() - began_ms >= quiet_ms  # as after a suspend
+            if asks or late or report != said:
+                break
             await asyncio.sleep(wait_ms / 1000)
+            report = self._report()
+        return report
 
     def _tell(self, error: KeylaneError) -> None:
         """Log each problem once.  A broker may start before its metaserver, so at first no answer is logged at INFO."""

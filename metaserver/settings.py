@@ -47,7 +47,10 @@ class MetaserverSettings(ServingSettings):
         },
     )
     broker_heartbeat_ms: int = field(
-        default=1_000, metadata={"doc": "how often a broker reports itself"}
+        default=1_000,
+        metadata={
+            "doc": "how often a broker reports itself; without news, up to a quarter of broker_ttl_ms apart"
+        },
     )
     broker_ttl_ms: int = field(
         default=10_000,

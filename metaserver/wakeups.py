@@ -58,15 +58,26 @@ class Wakeups(Generic[K]):
     @contextmanager
     def listen(self, key: K, event: asyncio.Event | None = None) -> Iterator[Waiter]:
         """Wait for changes of `key` from now on, until the block ends; `event` as of `Waiter`."""
-        waiter = Waiter(event)
-        self._waiters.setdefault(key, {})[waiter] = None
+        with self.listen_all((key,), event) as waiters:
+            yield waiters[key]
+
+    @contextmanager
+    def listen_all(
+        self, keys: Iterable[K], event: asyncio.Event | None = None
+    ) -> Iterator[dict[K, Waiter]]:
+        """Wait for changes of each of these keys, until the block ends; `event` as of `Waiter`, shared by all."""
+        event = event or asyncio.Event()
+        listening = {key: Waiter(event) for key in keys}
+        for key, waiter in listening.items():
+            self._waiters.setdefault(key, {})[waiter] = None
         try:
-            yield waiter
+            yield listening
         finally:
-            waiters = self._waiters[key]
-            del waiters[waiter]
-            if not waiters:
-                del self._waiters[key]
+            for key, waiter in listening.items():
+                waiters = self._waiters[key]
+                del waiters[waiter]
+                if not waiters:
+                    del self._waiters[key]
 
     def wake(self, keys: Iterable[K]) -> None:
         """Wake every call that waits for one of these keys."""

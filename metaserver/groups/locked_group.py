@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -183,7 +183,19 @@ def valid_ids(ids: Collection[int]) -> list[int]:
 
 def store_leases(connection: Connection, group_id: int, rows: Collection[Lease]) -> None:
     """Insert or update leases of a group."""
-    insert_or_replace(connection, leases, [{"group_id": group_id, **asdict(row)} for row in rows])
+    insert_or_replace(connection, leases, [_lease_row(group_id, lease) for lease in rows])
+
+
+def _lease_row(group_id: int, lease: Lease) -> dict[str, Any]:
+    """Not `asdict`, which copies each value and takes ten times as long."""
+    return {
+        "group_id": group_id,
+        "partition_id": lease.partition_id,
+        "token": lease.token,
+        "session": lease.session,
+        "wanted": lease.wanted,
+        "withdrawn": lease.withdrawn,
+    }
 
 
 def _lease(row: sa.Row[Any]) -> Lease:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -158,6 +157,8 @@ class GroupService:
         """By call, because of two heartbeats of one session the older may end later."""
         self._group_versions: dict[int, int] = {}
         """As the last `check_for_changes` read them; a new object each time."""
+        self._all_compared = True
+        """Whether every heartbeat that waits was compared with these versions, or read its row after them."""
         self._seen: tuple[int, ...] = ()
         """Of that call."""
 
@@ -220,7 +221,7 @@ class GroupService:
         with self._wakeups.listen(session) as waiter:
             versions = self._group_versions  # read before the row
             row = await self._renew(session)
-            self._waiting[waiter] = _WaitingHeartbeat(row, versions)
+            self._begin_to_wait(waiter, row, versions)
             try:
                 await self._take_reports(ask, row)
                 # A longer wait would make the next renewal late.
@@ -241,7 +242,7 @@ class GroupService:
         Raises:
             StorageError
         """
-        by_session = {each.session: each for each in asks.heartbeats}
+        by_session = {SessionId(each.session): each for each in asks.heartbeats}
         refused: dict[str, KeylaneError] = {}
         sessions: list[SessionId] = []
         for session, ask in by_session.items():
@@ -250,39 +251,53 @@ class GroupService:
             except KeylaneError as error:
                 refused[session] = error
         event = asyncio.Event()
-        with ExitStack() as listening:
-            waiters = {
-                session: listening.enter_context(self._wakeups.listen(session, event))
-                for session in sessions
-            }
+        with self._wakeups.listen_all(sessions, event) as waiters:
             versions = self._group_versions  # read before the rows
             renewed = await self._renewing.run(None, sessions)  # also those of other calls
             rows = {session: renewed[session] for session in sessions if session in renewed}
-            # All of them before anything else is awaited: a look at changes meanwhile must see them.
-            for session, waiter in waiters.items():
-                row = rows.get(session)
-                if row is None:
-                    self._forget(session)
-                    refused[session] = SessionUnknownError(session=session)
-                    continue
-                self._waiting[waiter] = _WaitingHeartbeat(row, versions)
-                listening.callback(self._waiting.pop, waiter)
-            refused |= await self._take_all_reports(by_session, rows)
-            left = {session: rows[session] for session in sessions if session not in refused}
-            if not refused and all(
-                row.grants_version == by_session[session].known_version
-                for session, row in left.items()
-            ):
-                ttl_ms = min(row.ttl_ms for row in left.values())
-                wait_ms = min(ttl_ms // 3, *(ask.wait_ms for ask in asks.heartbeats))
-                await wait_for(event, wait_ms)
-            news = [
-                HeartbeatNews(session=session, error=ErrorBody.of(error))
-                for session, error in refused.items()
-            ]
-            for session, row in left.items():
-                told = await self._news(by_session[session], row, waiters[session])
-                news += [] if told is None else [told]
+            try:
+                # All of them before anything else is awaited: a look at changes meanwhile must see them.
+                for session, waiter in waiters.items():
+                    if session in rows:
+                        self._begin_to_wait(waiter, rows[session], versions)
+                    else:
+                        self._forget(session)
+                        refused[session] = SessionUnknownError(session=session)
+                return await self._answer_together(by_session, rows, waiters, event, refused)
+            finally:
+                for waiter in waiters.values():
+                    self._waiting.pop(waiter, None)
+
+    def _begin_to_wait(self, waiter: Waiter, row: SessionRow, versions: Mapping[int, int]) -> None:
+        """Note a heartbeat that waits; `versions` were read before its row."""
+        self._waiting[waiter] = _WaitingHeartbeat(row, versions)
+        if versions is not self._group_versions:
+            self._all_compared = False
+
+    async def _answer_together(
+        self,
+        by_session: Mapping[SessionId, Heartbeat],
+        rows: Mapping[SessionId, SessionRow],
+        waiters: Mapping[SessionId, Waiter],
+        event: asyncio.Event,
+        refused: dict[str, KeylaneError],
+    ) -> HeartbeatAnswers:
+        """Wait for news of one of these renewed sessions, unless one was refused, and tell what there is of each."""
+        refused |= await self._take_all_reports(by_session, rows)
+        left = {session: row for session, row in rows.items() if session not in refused}
+        if not refused and all(
+            row.grants_version == by_session[session].known_version for session, row in left.items()
+        ):
+            ttl_ms = min(row.ttl_ms for row in left.values())
+            wait_ms = min(ttl_ms // 3, *(ask.wait_ms for ask in by_session.values()))
+            await wait_for(event, wait_ms)
+        news = [
+            HeartbeatNews(session=session, error=ErrorBody.of(error))
+            for session, error in refused.items()
+        ]
+        for session, row in left.items():
+            told = await self._news(by_session[session], row, waiters[session])
+            news += [] if told is None else [told]
         return HeartbeatAnswers(news=tuple(news))
 
     async def _news(self, ask: Heartbeat, row: SessionRow, waiter: Waiter) -> HeartbeatNews | None:
@@ -303,7 +318,7 @@ class GroupService:
         return cached if current else None
 
     async def _take_all_reports(
-        self, asks: Mapping[str, Heartbeat], rows: Mapping[SessionId, SessionRow]
+        self, asks: Mapping[SessionId, Heartbeat], rows: Mapping[SessionId, SessionRow]
     ) -> dict[str, KeylaneError]:
         """Take the reports of several heartbeats at once, in common transactions; returns why those of a session failed."""
         telling = [row for session, row in rows.items() if _reports(asks[session], row)]
@@ -429,10 +444,9 @@ class GroupService:
         Raises:
             StorageError
         """
-        waiting = dict(self._waiting)
-        compared = all(each.versions is self._group_versions for each in waiting.values())
-        if seen and seen == self._seen and compared:
+        if seen and seen == self._seen and self._all_compared:
             return
+        waiting = dict(self._waiting)
         ids = {heartbeat.row.group_id for heartbeat in waiting.values()}
         versions = await self._database.read(group_versions, ids) if ids else {}
         changed = {
@@ -449,6 +463,7 @@ class GroupService:
         for heartbeat in waiting.values():
             heartbeat.versions = versions
         self._group_versions = versions
+        self._all_compared = waiting.keys() >= self._waiting.keys()
         self._seen = seen
 
     def end_sessions(self, ended: Collection[SessionId], *, why: str) -> None:

@@ -21,10 +21,14 @@ from sqlalchemy.engine import URL, Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
+from .dialect import BEGIN_WRITE
+from .quick_connection import QuickConnection
 from .transactions import CLOSE_S, ending_error, storage_error
 
 P = ParamSpec("P")
 T = TypeVar("T")
+STATEMENTS_MAX = 1_000
+"""Prepared statements that SQLite keeps of a connection; more than one has."""
 CHUNK_ROWS = 64
 """A parameter of aiosqlite for iteration, which is not used here."""
 
@@ -44,10 +48,14 @@ class SqliteTransactions:
 
     Args:
         prepare: sets up the engine before its first transaction.
+        begin: the SQL that begins a transaction.
     """
 
-    def __init__(self, url: URL, prepare: Callable[[sa.Engine], None]) -> None:
+    def __init__(
+        self, url: URL, prepare: Callable[[sa.Engine], None], *, begin: str = BEGIN_WRITE
+    ) -> None:
         self._url = url
+        self._begin = begin
         self.engine = sa.create_engine(
             url.set(drivername="sqlite"), creator=self._raw, poolclass=StaticPool
         )
@@ -55,6 +63,8 @@ class SqliteTransactions:
         prepare(self.engine)
         self._connection: ThreadedConnection | None = None
         self._sqlite: sqlite3.Connection | None = None
+        self._quick: QuickConnection | None = None
+        """Made and used in the connection's thread."""
         self._opening = asyncio.Lock()
         self._closed = False
         self.pending = 0
@@ -90,8 +100,9 @@ class SqliteTransactions:
         **kwargs: P.kwargs,
     ) -> T:
         """In the connection's thread."""
-        with self.engine.begin() as connection:
-            return work(connection, *args, **kwargs)
+        if self._quick is None:
+            self._quick = QuickConnection(self.engine, begin=self._begin)
+        return self._quick.transact(work, *args, **kwargs)
 
     async def _open(self) -> ThreadedConnection:
         async with self._opening:
@@ -106,13 +117,19 @@ class SqliteTransactions:
             return self._connection
 
     def _connect(self) -> sqlite3.Connection:
-        """In the connection's thread."""
-        self._sqlite = sqlite3.connect(self._url.database or "")
+        """In the connection's thread.  SQLite keeps its own form of each statement."""
+        self._sqlite = sqlite3.connect(self._url.database or "", cached_statements=STATEMENTS_MAX)
         return self._sqlite
 
     def _raw(self) -> Any:
         assert self._sqlite is not None
         return self._sqlite
+
+    def _end(self) -> None:
+        """In the connection's thread."""
+        if self._quick is not None:
+            self._quick.close()
+        self.engine.dispose()
 
     async def close(self) -> None:
         """Refuse new transactions; wait for those that run, interrupt them when they take long; close the connection."""
@@ -121,7 +138,7 @@ class SqliteTransactions:
             connection, self._connection = self._connection, None
             if connection is None:
                 return
-            ending = asyncio.ensure_future(connection.run(self.engine.dispose))
+            ending = asyncio.ensure_future(connection.run(self._end))
             done, _ = await asyncio.wait([ending], timeout=CLOSE_S)
             if not done:
                 await connection.interrupt()

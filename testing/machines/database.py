@@ -10,15 +10,15 @@ import asyncio
 import sqlite3
 from collections.abc import Callable
 from functools import cache
-from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, cast
+from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.pool import StaticPool
 
 from ...metaserver.sql.dialect import prepare_sqlite
+from ...metaserver.sql.quick_connection import QuickConnection
 from ...metaserver.sql.schema import metadata
-from .statements import QuickConnection
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,10 +81,9 @@ def connected() -> Connected:
     engine = sa.create_engine("sqlite://", creator=lambda: raw, poolclass=StaticPool)
     clock = ClockOfNow()
     prepare_sqlite(engine, clock)
-    connection = engine.connect()
-    with connection.begin():
+    with engine.begin() as connection:
         metadata.create_all(connection)
-    return Connected(QuickConnection(connection, raw), raw, clock, raw.serialize())
+    return Connected(QuickConnection(engine), raw, clock, raw.serialize())
 
 
 def forget_database() -> None:
@@ -106,14 +105,14 @@ class MemoryDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run a transaction now."""
-        return self._quick.transact(work, args, kwargs)
+        return self._quick.transact(work, *args, **kwargs)
 
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.write`.  Other processes may run before it."""
         await asyncio.sleep(0)
-        return self._quick.transact(work, args, kwargs)
+        return self._quick.transact(work, *args, **kwargs)
 
     write_first = renew = write
 
@@ -122,7 +121,7 @@ class MemoryDatabase:
     ) -> T:
         """See `Database.read`.  Nothing else runs meanwhile, so it needs no transaction."""
         await asyncio.sleep(0)
-        return work(cast("Connection", self._quick), *args, **kwargs)
+        return work(self._quick, *args, **kwargs)
 
     async def problem(self) -> str:
         """Why it cannot be written: it always can."""

@@ -113,11 +113,16 @@ async def test_due_work_is_read_again_when_something_was_written_or_a_session_ex
             lambda connection: connection.execute(sa.update(groups).values(told=True))
         )
         statements: list[str] = []
+
+        def note(statement: str) -> None:
+            if (
+                "FROM" in statement
+            ):  # not what begins and ends the transaction, nor what asks SQLite itself
+                statements.append(statement)
+
         for reader in database._reads:
-            sa.event.listen(
-                reader.engine,
-                "before_cursor_execute",
-                lambda _connection, _cursor, statement, *_: statements.append(statement),
+            await reader.run(
+                lambda connection: connection.connection.dbapi_connection.set_trace_callback(note)
             )
         seen = await database.read(due_work)
         assert (seen.groups, seen.next_expiry_ms) == ((), 5_000)

@@ -95,7 +95,7 @@ class Shelf:
         return result
 
     def look(self, work: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        return self._connection.transact(work, args, kwargs)
+        return self._connection.transact(work, *args, **kwargs)
 
     def left_ms(self, session: str) -> int | None:
         """What a session has left; 0 if it is gone, None while the database's time has no meaning."""

@@ -6,9 +6,11 @@ import asyncio
 import itertools
 import logging
 import random
+from collections.abc import Callable
 
 from keylane.broker import registration
 from keylane.broker.registration import Registration
+from keylane.protocol.access.capability import AccessNews
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.control import BrokerHeartbeat, BrokerWelcome
 from keylane.protocol.errors import (
@@ -167,6 +169,67 @@ def test_broker_is_heard_within_its_ttl_while_all_metaservers_but_one_hang():
         loop.dispose()
     assert heard_at[-1] > 58
     assert max(late - early for early, late in itertools.pairwise(heard_at)) < 8
+
+
+class NotingDesk:
+    """A metaserver that notes when it is told what."""
+
+    def __init__(self, *, ttl_ms: int = 10_000, access: AccessNews | None = None) -> None:
+        self.welcome = BrokerWelcome(heartbeat_ms=1_000, ttl_ms=ttl_ms, access=access)
+        self.told: list[tuple[float, int]] = []
+
+    async def broker_heartbeat(
+        self, body: BrokerHeartbeat, *, within_ms: int | None = None
+    ) -> BrokerWelcome:
+        self.told.append((asyncio.get_running_loop().time(), body.log_end))
+        return self.welcome
+
+
+def told_in(
+    desk: NotingDesk, log_end: Callable[[float], int], **more: object
+) -> list[tuple[float, int]]:
+    """(seconds, end of the log) of each report in 8.5 s."""
+    loop = SimLoop(random.Random(1))
+
+    async def main() -> list[tuple[float, int]]:
+        began = loop.time()
+
+        def report() -> BrokerHeartbeat:
+            end = log_end(loop.time() - began)
+            return BrokerHeartbeat(
+                broker_group="g1", broker_id="x", address="127.0.0.1:1", log_end=end, **more
+            )
+
+        task = asyncio.create_task(Registration(desk, report, rng=random.Random(1)).run())
+        await asyncio.sleep(8.5)
+        task.cancel()
+        return [(round(at - began), end) for at, end in desk.told]
+
+    try:
+        return loop.run_until_complete(main())
+    finally:
+        loop.dispose()
+
+
+def test_report_is_left_out_while_there_is_no_news():
+    """They stay a quarter of the ttl apart at most: 2.5 s."""
+    assert told_in(NotingDesk(), lambda _: 5) == [(0, 5), (2, 5), (4, 5), (6, 5), (8, 5)]
+
+
+def test_news_is_reported_at_the_next_interval():
+    """What is stored is told as soon as if every report was sent: an older copy of the folder is known by it."""
+    told = told_in(NotingDesk(), lambda now: 7 if now > 2.5 else 5)
+    assert told == [(0, 5), (2, 5), (3, 7), (5, 7), (7, 7)]
+
+
+def test_no_report_is_left_out_where_the_metaserver_has_to_hear_it():
+    """A short ttl, rights that may be taken back, earlier openings, partitions that lack groups."""
+    every_second = [(second, 5) for second in range(9)]
+    news = AccessNews(cluster="c", now_ms=1, keys={})
+    assert told_in(NotingDesk(ttl_ms=7_000), lambda _: 5) == every_second
+    assert told_in(NotingDesk(access=news), lambda _: 5) == every_second
+    assert told_in(NotingDesk(), lambda _: 5, untold=(1,)) == every_second
+    assert told_in(NotingDesk(), lambda _: 5, opened_after=("a",)) == every_second
 
 
 async def test_fence_is_raised_before_any_client_is_served(monkeypatch):

@@ -1,12 +1,13 @@
-"""The quick connection of simulations answers as SQLAlchemy's does, the first time and later."""
+"""The quick connection answers as SQLAlchemy's does, the first time and later."""
 
+import contextlib
 import sqlite3
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
-from keylane.testing.machines.statements import QuickConnection
+from keylane.metaserver.sql.quick_connection import QuickConnection
 
 things = sa.Table(
     "things",
@@ -25,10 +26,8 @@ _ready = sa.update(things).where(things.c.id > 1).values(ready=True).returning(t
 def _connected() -> tuple[QuickConnection, sqlite3.Connection]:
     raw = sqlite3.connect(":memory:", isolation_level=None)
     engine = sa.create_engine("sqlite://", creator=lambda: raw, poolclass=StaticPool)
-    connection = engine.connect()
-    things.create(connection)
-    connection.commit()
-    return QuickConnection(connection, raw), raw
+    things.create(engine)
+    return QuickConnection(engine), raw
 
 
 def _fill(connection, count: int) -> None:
@@ -38,7 +37,7 @@ def _fill(connection, count: int) -> None:
 
 def test_statements_answer_the_same_each_time():
     connection, _ = _connected()
-    connection.transact(_fill, (4,), {})
+    connection.transact(_fill, 4)
 
     def look(connection, count: int):
         rows = connection.execute(_some, {"ids": list(range(count))}).all()
@@ -47,13 +46,13 @@ def test_statements_answer_the_same_each_time():
     for _ in range(2):
         for count in (0, 1, 3, 2):
             expected = [(number, f"n{number}", False) for number in range(count)]
-            assert connection.transact(look, (count,), {}) == expected
+            assert connection.transact(look, count) == expected
 
 
 def test_lists_of_one_statement_have_lengths_of_their_own():
     """Beside a constant and another parameter; the values of an earlier execution are forgotten."""
     connection, _ = _connected()
-    connection.transact(_fill, (6,), {})
+    connection.transact(_fill, 6)
     both = (
         sa.select(things.c.id)
         .where(
@@ -70,15 +69,15 @@ def test_lists_of_one_statement_have_lengths_of_their_own():
         return list(connection.execute(both, given).scalars())
 
     for _ in range(2):
-        assert connection.transact(look, ([0, 1], ["n5"], 9), {}) == [0, 1, 5]
-        assert connection.transact(look, ([1], ["n3", "n4"], 9), {}) == [1, 4]
-        assert connection.transact(look, ([4, 2], ["n0"], 3), {}) == [0, 2]
-        assert connection.transact(look, ([], [], 9), {}) == []
+        assert connection.transact(look, [0, 1], ["n5"], 9) == [0, 1, 5]
+        assert connection.transact(look, [1], ["n3", "n4"], 9) == [1, 4]
+        assert connection.transact(look, [4, 2], ["n0"], 3) == [0, 2]
+        assert connection.transact(look, [], [], 9) == []
 
 
 def test_changes_are_counted_and_returned_each_time():
     connection, _ = _connected()
-    connection.transact(_fill, (4,), {})
+    connection.transact(_fill, 4)
 
     def change(connection, name: str):
         counts = [
@@ -87,8 +86,8 @@ def test_changes_are_counted_and_returned_each_time():
         return counts, sorted(connection.execute(_ready).scalars())
 
     for name in ("a", "b", "c"):
-        assert connection.transact(change, (name,), {}) == ([1, 0], [2, 3])
-    rows = connection.transact(lambda it: it.execute(_some, {"ids": [1, 2]}).all(), (), {})
+        assert connection.transact(change, name) == ([1, 0], [2, 3])
+    rows = connection.transact(lambda it: it.execute(_some, {"ids": [1, 2]}).all())
     assert [(row.name, row.ready) for row in rows] == [("n1", False), ("c", True)]
 
 
@@ -103,13 +102,13 @@ def test_errors_are_those_of_sqlalchemy_and_undo_the_transaction():
 
     for _ in range(3):
         with pytest.raises(sa.exc.IntegrityError):
-            connection.transact(twice, (), {})
+            connection.transact(twice)
         assert raw.execute("SELECT count(*) FROM things").fetchone() == (0,)
 
 
 def test_clones_of_a_known_statement_are_statements_of_their_own():
     connection, _ = _connected()
-    connection.transact(_fill, (4,), {})
+    connection.transact(_fill, 4)
     known = sa.select(things.c.id).order_by(things.c.id)
 
     def look(connection):
@@ -118,4 +117,60 @@ def test_clones_of_a_known_statement_are_statements_of_their_own():
         return every, few
 
     for _ in range(3):
-        assert connection.transact(look, (), {}) == ([0, 1, 2, 3], [[2, 3], [3]])
+        assert connection.transact(look) == ([0, 1, 2, 3], [[2, 3], [3]])
+
+
+def test_rows_of_one_call_are_stored_the_same_each_time():
+    connection, raw = _connected()
+    insert = sa.insert(things)
+    for turn in range(3):
+        rows = [
+            {"id": 10 * turn + number, "name": f"n{number}", "ready": number == 1}
+            for number in range(3)
+        ]
+        done = connection.transact(lambda it, rows=rows: it.execute(insert, rows).rowcount)
+        assert done == 3
+    stored = raw.execute("SELECT id, name, ready FROM things ORDER BY id").fetchall()
+    assert stored == [
+        (10 * turn + number, f"n{number}", int(number == 1))
+        for turn in range(3)
+        for number in range(3)
+    ]
+    for _ in range(2):
+        with pytest.raises(sa.exc.IntegrityError):
+            connection.transact(lambda it: it.execute(insert, rows))
+
+
+def test_statement_of_other_columns_is_another_one():
+    """An UPDATE takes its columns from what it is given."""
+    connection, raw = _connected()
+    connection.transact(_fill, 2)
+    change = sa.update(things).where(things.c.id == sa.bindparam("of"))
+    for name in ("a", "b", "c"):
+        connection.transact(
+            lambda it, name=name: (
+                it.execute(change, {"of": 0, "name": name}),
+                it.execute(change, {"of": 1, "name": name, "ready": True}),
+            )
+        )
+        assert raw.execute("SELECT name, ready FROM things ORDER BY id").fetchall() == [
+            (name, 0),
+            (name, 1),
+        ]
+
+
+def test_savepoint_undoes_its_part_alone():
+    connection, raw = _connected()
+    insert = sa.insert(things)
+
+    def work(connection, number):
+        row = {"id": number, "name": "a", "ready": False}
+        with connection.begin_nested():
+            connection.execute(insert, row)
+        with contextlib.suppress(ZeroDivisionError), connection.begin_nested():
+            connection.execute(insert, row | {"id": number + 100})
+            connection.execute(insert, row | {"id": 1 // 0})
+
+    for number in range(3):
+        connection.transact(work, number)
+    assert raw.execute("SELECT id FROM things ORDER BY id").fetchall() == [(0,), (1,), (2,)]
