@@ -71,13 +71,18 @@ def _joins_come_late(seed: int) -> bool:
     return {"late", "twice"} <= plan.faults and plan.gap_s < OFTEN_S
 
 
-def _cursors_take_long(seed: int) -> bool:
-    """A live reset of several partitions sets its cursors on slow disks."""
+def _groups_are_reset(seed: int) -> bool:
+    """A group of several members and partitions is reset while they work."""
     number = seed - FEATURES_FIRST
     if kind_of(number) is not LiveResetting:
         return False
     plan = feature_plan_of(number)
-    return plan.consumers > 1 and plan.partitions > 1 and plan.disk_s >= 0.2
+    return plan.consumers > 1 and plan.partitions > 1
+
+
+def _cursors_take_long(seed: int) -> bool:
+    """The same, on slow disks."""
+    return _groups_are_reset(seed) and feature_plan_of(seed - FEATURES_FIRST).disk_s >= 0.2
 
 
 def _batches_wait_unopened(seed: int) -> bool:
@@ -107,6 +112,7 @@ SHOWN_IN: dict[str, Callable[[int], bool]] = {
     "group_is_granted_while_cursors_are_set": _cursors_take_long,
     "late_joins_begin_again": _joins_come_late,
     "later_batches_are_parked_before_earlier_ones": _batches_wait_unopened,
+    "live_reset_waits_for_no_member": _groups_are_reset,
     "lost_heartbeat_renews": _shared_heartbeats_fail,
     "margin_on_the_wrong_side": _leases_end_with_messages,
     "second_copy_not_declared": _batches_leave_home,
