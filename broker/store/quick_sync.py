@@ -14,8 +14,8 @@ from typing import Any, Protocol, TypeVar
 
 from ...protocol.clock import Clock
 from ...protocol.errors import FlushFailedError
-from ...rpc.threads.worker_thread import WorkerThread
 from ...rpc.threads.turn import in_turn
+from ...rpc.threads.worker_thread import WorkerThread
 from ..storage.append_file import SyncNotTakenError
 from ..storage.files import AppendFile
 from ..storage.kernel_syncs import KernelSyncs
