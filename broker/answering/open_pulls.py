@@ -73,7 +73,6 @@ class OpenPulls:
         self.waiting = waiting
         self.boot_ns = clock.boot_ns
         self.open: dict[tuple[int, str], OpenPull] = {}
-        self._woken: list[OpenPull] = []
 
     def begin(self, request: Pull, call: PromptCall, now_ms: int) -> bool:
         """See `DataService.begin`."""
@@ -88,17 +87,6 @@ class OpenPulls:
             pull.wait(now_ms)
             return True
         return pull.answer(partition, bytes_max, now_ms)
-
-    def wake(self, pull: OpenPull, loop: asyncio.AbstractEventLoop) -> None:
-        """Have a pull go on once all batches of the commit that has woken it are there."""
-        self._woken.append(pull)
-        if len(self._woken) == 1:
-            at_end(self._go_on, loop)
-
-    def _go_on(self) -> None:
-        woken, self._woken = self._woken, []
-        for pull in woken:
-            pull.go_on()
 
 
 class OpenPull:
@@ -153,12 +141,13 @@ class OpenPull:
             del open_pulls[key]
 
     def _woken(self) -> None:
-        self._pulls.wake(self, self._loop)
+        # All batches of the commit that has woken it are there then.  Each by itself: a fault of one concerns no other.
+        at_end(self._go_on, self._loop)
 
     def _time_is_over(self) -> None:
         self._until_ms = 0  # also where a tick comes before it
         self._pulls.waiting.leave(self._request.partition_id, self)
-        self.go_on()
+        self._go_on()
 
     def _client_left(self, _client: asyncio.Future[None]) -> None:
         if self._client is not None:
@@ -166,7 +155,7 @@ class OpenPull:
             self._pulls.waiting.leave(self._request.partition_id, self)
             self._pulls.service.hold(self._group, self._request, self._pulls.boot_ns() // 1_000_000)
 
-    def go_on(self) -> None:
+    def _go_on(self) -> None:
         """Answer; the pull was woken, or its time is over."""
         if self._client is None:  # ended since it was woken
             return
