@@ -16,7 +16,7 @@ from typing import Protocol
 from ..protocol.access.capability import AccessNews
 from ..protocol.backoff import Backoff
 from ..protocol.clock import Clock, SystemClock
-from ..protocol.control import BrokerHeartbeat, BrokerWelcome
+from ..protocol.control import QUIET_SHARE, BrokerHeartbeat, BrokerWelcome
 from ..protocol.errors import (
     BrokerGroupTakenError,
     FolderBehindError,
@@ -35,9 +35,6 @@ FIRST_REPORT_MS_MAX = 2_000
 """The longest time that a client's call waits for the broker's first report."""
 START_MS = 5_000
 """For this time after the start, a metaserver that does not answer is logged at INFO, not WARNING."""
-QUIET_SHARE = 4
-"""Reports without news are at most this part of the ttl apart: a report that fails leaves time for many more before the
-metaserver counts the broker as silent, or its report as one of a silent broker (`metaserver/cluster/brokers.py`)."""
 _FOR_PEOPLE = (FolderBehindError, FolderGivenUpError)
 """Refusals that only an operator can end; the hint says how."""
 _SET_ASIDE = (BrokerGroupTakenError, *_FOR_PEOPLE)

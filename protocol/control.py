@@ -117,8 +117,17 @@ class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
     """The cluster that its settings name; "": none."""
 
 
+QUIET_SHARE = 4
+"""Reports without news are at most this part of the ttl apart: a report that fails leaves time for many more before the
+metaserver counts the broker as silent, or its report as one of a silent broker (`metaserver/cluster/brokers.py`)."""
+
+
 class BrokerWelcome(Struct, frozen=True, kw_only=True):
-    """The next report is due after `heartbeat_ms`; a broker that is silent for `ttl_ms` is not available."""
+    """
+    The next report is due after `heartbeat_ms`, or without news after `ttl_ms // QUIET_SHARE` at the latest.
+
+    A broker that is silent for `ttl_ms` is not available.
+    """
 
     heartbeat_ms: int
     ttl_ms: int

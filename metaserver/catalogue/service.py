@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from ...protocol.access.capability import AccessNews
 from ...protocol.address import check_broker_address
 from ...protocol.control import (
+    QUIET_SHARE,
     AcceptFolder,
     AutoCreate,
     BrokerHeartbeat,
@@ -90,7 +91,7 @@ T = TypeVar("T")
 
 PROBE_TIMEOUT_MS = 1_000
 REPORTS_MS_MIN = 2_000
-"""Every live broker has reported itself by then: it retries each second while no metaserver answers."""
+"""Every live broker has reported itself by then, if no silence is longer: it retries each second while no metaserver answers."""
 PLANS_MAX = 4
 """The largest number of plans that one call makes of a creation."""
 HOSTED_AT_ONCE_MAX = 64
@@ -486,7 +487,11 @@ class Catalogue:
         except SubjectUnknownError:
             loop = asyncio.get_running_loop()
             if self._patient_until is None:
-                wait_ms = max(REPORTS_MS_MIN, 2 * self._settings.broker_heartbeat_ms)
+                settings = self._settings
+                silence_ms = max(
+                    settings.broker_heartbeat_ms, settings.broker_ttl_ms // QUIET_SHARE
+                )
+                wait_ms = max(REPORTS_MS_MIN, silence_ms + settings.broker_heartbeat_ms)
                 self._patient_until = loop.time() + wait_ms / 1000
             left_s = self._patient_until - loop.time()
             if left_s <= 0 or not await self._database.read(is_empty):

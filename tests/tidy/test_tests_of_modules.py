@@ -160,7 +160,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "metaserver/catalogue": {
         "integration/brokers/test_accepted_copy.py": "accepted",
-        "integration/metaserver/test_metaserver_calls.py": "service",
     },
     "metaserver/backup": {"integration/metaserver/test_backup.py": "file rows service"},
     "metaserver/cluster": {
