@@ -160,7 +160,9 @@ class QuickConnection(Connection):
     """
     A connection of an engine; what is not a known statement goes SQLAlchemy's way.
 
-    A result has the rows, or the count of changed ones; not the primary key of an inserted one.
+    A result has the rows, or the count of changed ones; not the primary key of an inserted one.  A value of a row is found
+    by position, by name, or by a column of a table; not by that of an alias or a label, which is another object each time.
+    A value that its column's type refuses raises the type's own error, not a StatementError.
 
     Args:
         begin: the SQL that begins a transaction.
