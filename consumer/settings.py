@@ -87,7 +87,7 @@ class ConsumerSettings:
             most, and `await message.ack()` returns when it is durable.  A handler then holds its worker until the
             ack is durable: more `concurrency` makes up for it.  "before": the ack is durable before the handler starts,
             and no message is handled twice: one whose handler fails, or is cut short by a crash or a hand-over, is lost.
-        ack_linger_ms: 0 to 10_000, default 50; milliseconds for which acks are collected before one request
+        ack_linger_ms: 0 to 10_000, default 20; milliseconds for which acks are collected before one request
             carries them.
         handover_ms: 0 to 600_000, default 5_000; milliseconds that running handlers have to end when their
             partition is handed over, within the lease; then they are cancelled.  A handler that ignores the
@@ -135,7 +135,7 @@ class ConsumerSettings:
     in_flight_ms: int = 60_000
     instance: str = ""
     ack: AckMode = AckMode.LINGERING
-    ack_linger_ms: int = 50
+    ack_linger_ms: int = 20
     handover_ms: int = 5_000
     on_failure: FailurePolicy | None = None
     on_full: FullPolicy = FullPolicy.BLOCK
