@@ -2,9 +2,9 @@
 
     first message ─▶ Turn ─▶ push(): sent          while many partitions of the broker are unanswered: BrokerFlight ─▶ push()
 
-Little traffic meets no crowd, so it is sent in the next turn; or, where the turn before had a single message too, as soon as
-it is awaited.  Under load an open batch grows in place of being sent with
-the few messages that it has: each batch costs a head, a call and an answer.
+Little traffic meets no crowd, so it is sent in the next turn; or, where the turn before had a single message too, as soon
+as it is awaited.  Under load an open batch grows in place of being sent with the few messages that it has: each batch
+costs a head, a call and an answer.
 """
 
 from __future__ import annotations
@@ -122,14 +122,14 @@ class Turn:
         ended: called at that end, before they send.
     """
 
-    __slots__ = ("_due", "_ended", "_flights", "_hurried", "_loop", "begun", "lone")
+    __slots__ = ("_due", "_ended", "_flights", "_hurried", "_lone", "_loop", "begun")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ended: Callable[[], object]) -> None:
         self._loop = loop
         self._ended = ended
         self.begun = False
         """`ended` is called at the end of this turn."""
-        self.lone = False
+        self._lone = False
         """The last turn sent a single message, and this one none before its end."""
         self._hurried = False
         self._due: dict[Pushed, None] = {}
@@ -147,12 +147,12 @@ class Turn:
         if not self.begun:
             self.begun = True
             self._loop.call_soon(self._end)
-        return self._hurry if self.lone else None
+        return self._hurry if self._lone else None
 
     def _hurry(self) -> None:
         """Send what is due now, if it is of one executor, once in a turn: who has sent one message waits for it."""
-        if self.lone and len(self._due) == 1:
-            self.lone, self._hurried = False, True
+        if self._lone and len(self._due) == 1:
+            self._lone, self._hurried = False, True
             self._ended()
             self._push()
 
@@ -161,9 +161,9 @@ class Turn:
         self._ended()
         due = self._due
         if self._hurried:
-            self.lone, self._hurried = not due, False
+            self._lone, self._hurried = not due, False
         else:
-            self.lone = len(due) == 1 and len(next(iter(due)).open.values) == 1
+            self._lone = len(due) == 1 and len(next(iter(due)).open.values) == 1
         if due:
             self._push()
 

@@ -6,8 +6,8 @@
 
 A commit is written by a thread, or, if it is small, into memory here and synced by the kernel (`quick_sync`), whose
 callback ends it without a task.  While it is written, records for the next one gather.  "Late" records (cursors) are made
-when a commit is taken: one per key, with everything that was decided until then.  A commit that is full leaves only messages for the next one, because a late
-record must not come before a record that was decided earlier.
+when a commit is taken: one per key, with everything that was decided until then.  A commit that is full leaves only
+messages for the next one, because a late record must not come before a record that was decided earlier.
 
 Invariants
     `ended` is called, or a future resolved, only after the sync of its record; what raises there concerns no other record.
@@ -51,7 +51,6 @@ log = logging.getLogger("keylane.broker")
 RETRY_FULL_MS = 1_000
 OWN_QUEUED_BYTES_MAX = 1 << 20
 """Room in the queue for records that are not messages, so that fast producers never keep out fences and seals."""
-UNTOLD = "who waits for a commit cannot be told"
 _NOTHING = bytearray()
 T = TypeVar("T")
 Ended = Callable[[KeylaneError | None], object]
@@ -263,7 +262,7 @@ class GroupCommit:
         future, _ = self.waited_for(partial(self.add, entry))
         return future
 
-    def add(self, entry: Entry, ended: Ended | None = None) -> None:
+    def add(self, entry: Entry, ended: Ended) -> None:
         """Queue a record, after `check_room`; `ended` is called once it is durable, or has failed."""
         entry.ended = ended
         size = entry.size_bytes
@@ -490,11 +489,7 @@ class GroupCommit:
             except Exception as failure:
                 log.exception("a durable record cannot be applied")
                 error = _bug(failure)
-            try:
-                if entry.ended is not None:
-                    entry.ended(error)
-            except Exception:
-                log.exception(UNTOLD)
+            _tell(entry.ended, error)
         for ended in commit.waiting:
             _tell(ended, None)
         if not self._admission.empty:
@@ -521,8 +516,7 @@ class GroupCommit:
             self._failure = error
         waiting = self._undo_all(commit.entries)
         for ended in (*(entry.ended for entry in commit.entries), *commit.waiting):
-            if ended is not None:
-                _tell(ended, type(error)(error.message, **error.details))
+            _tell(ended, type(error)(error.message, **error.details))
         self._refuse_all(waiting, error)
 
     def _undo_all(self, taken: list[Entry]) -> list[Ended | None]:
@@ -540,9 +534,7 @@ class GroupCommit:
 
     def _refuse_all(self, waiting: list[Ended | None], error: KeylaneError) -> None:
         for ended in waiting:
-            if ended is not None:
-                text = f"the broker takes no writes: {error.message}"
-                _tell(ended, BrokerReadOnlyError(text))
+            _tell(ended, BrokerReadOnlyError(f"the broker takes no writes: {error.message}"))
         self._admission.admit(all_of_them=True)
 
     async def close(self) -> None:
@@ -553,11 +545,13 @@ class GroupCommit:
             await asyncio.wait([self._idle])
 
 
-def _tell(ended: Ended, error: KeylaneError | None) -> None:
+def _tell(ended: Ended | None, error: KeylaneError | None) -> None:
+    """Tell who waits for a record, if anyone does; a fault there leaves the other records of the commit to be told."""
     try:
-        ended(error)
-    except Exception:  # the other records of the commit are told all the same
-        log.exception(UNTOLD)
+        if ended is not None:
+            ended(error)
+    except Exception:
+        log.exception("who waits for a commit cannot be told")
 
 
 def _resolve(future: asyncio.Future[None], error: KeylaneError | None) -> None:
