@@ -170,7 +170,8 @@ def conditions_of(result: Mapping[str, Any]) -> str:
     return (
         f"{run['began']} UTC, {rounds}, {sizes}, on {quiet}: load of {load:.1f} before the run."
         f" {machine['cores']} cores ({machine['cpu']}), {machine['memory_gb']} GB,"
-        f" Linux {machine['kernel']}, Python {machine['python']}; {run['seconds'] / 60:.0f} minutes."
+        f" Linux {machine['kernel']}, Python {machine['python']} (an addition in a loop takes"
+        f" {machine['python_loop_ns']:.0f} ns); {run['seconds'] / 60:.0f} minutes."
     )
 
 

@@ -25,7 +25,14 @@ def about(durability, title):
 @pytest.fixture
 def result():
     return {
-        "machine": {"cores": 2, "memory_gb": 24, "cpu": "Z80", "kernel": "6.1", "python": "3.11.7"},
+        "machine": {
+            "cores": 2,
+            "memory_gb": 24,
+            "cpu": "Z80",
+            "kernel": "6.1",
+            "python": "3.11.7",
+            "python_loop_ns": 30.4,
+        },
         "run": {
             "began": "2026-01-02 03:04",
             "rounds": 5,

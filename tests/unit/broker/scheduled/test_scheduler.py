@@ -301,19 +301,21 @@ async def test_messages_of_an_unknown_subject_delay_no_other():
 
 
 async def test_restart_repeats_an_open_delivery_with_the_same_messages():
-    """It was stored, and its answer was lost in the crash."""
+    """It was stored, and its answers were lost until the crash."""
     disk, subjects = SimDisk(), ScriptedSubjects()
-    subjects.errors = [(OutcomeUnknownError(), True)]
+    subjects.errors = [(OutcomeUnknownError(), True)] * 10_000
     scheduler = open_scheduler(disk)
     async with running(scheduler, subjects):
         await scheduler.schedule([message(b"a"), message(b"b")])
-        await until(lambda: len(subjects.tries) == 1)
+        await until(lambda: bool(subjects.tries))
+    subjects.errors.clear()
+    tries_before = len(subjects.tries)
     scheduler = open_scheduler(disk)
     await scheduler.schedule([message(b"c")])
     async with running(scheduler, subjects):
         await until(lambda: scheduler.view()["count"] == 0)
     assert sorted(subjects.values) == [b"a", b"b", b"c"]
-    assert subjects.tries[0] in subjects.tries[1:]
+    assert subjects.tries[0] in subjects.tries[tries_before:]
 
 
 async def test_overdue_messages_are_delivered_at_a_start_in_the_order_of_their_times():
