@@ -16,7 +16,7 @@ from typing import Protocol
 from ..protocol.access.capability import AccessNews
 from ..protocol.backoff import Backoff
 from ..protocol.clock import Clock, SystemClock
-from ..protocol.control import QUIET_SHARE, BrokerHeartbeat, BrokerWelcome
+from ..protocol.control import BrokerHeartbeat, BrokerWelcome, quiet_limit_ms
 from ..protocol.errors import (
     BrokerGroupTakenError,
     FolderBehindError,
@@ -167,7 +167,7 @@ class Registration:
                 self.problem = self.refusal = ""
                 wait_ms, ttl_ms = welcome.heartbeat_ms, welcome.ttl_ms
                 if welcome.access is None:  # else any answer may take a right back
-                    quiet_ms = ttl_ms // QUIET_SHARE
+                    quiet_ms = quiet_limit_ms(ttl_ms)
             report = await self._next_report(report, wait_ms, quiet_ms=quiet_ms)
             if ttl_ms:
                 # If all metaservers but one hang, that one must get the report before the broker's ttl ends.

@@ -117,14 +117,14 @@ class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
     """The cluster that its settings name; "": none."""
 
 
-QUIET_SHARE = 4
-"""Reports without news are at most this part of the ttl apart: a report that fails leaves time for many more before the
-metaserver counts the broker as silent, or its report as one of a silent broker (`metaserver/cluster/brokers.py`)."""
+def quiet_limit_ms(ttl_ms: int) -> int:
+    """How far apart reports without news are at most; if one fails, many more come before a metaserver finds the broker silent."""
+    return min(ttl_ms // 4, 5_000)
 
 
 class BrokerWelcome(Struct, frozen=True, kw_only=True):
     """
-    The next report is due after `heartbeat_ms`, or without news after `ttl_ms // QUIET_SHARE` at the latest.
+    The next report is due after `heartbeat_ms`, or without news after `quiet_limit_ms(ttl_ms)` at the latest.
 
     A broker that is silent for `ttl_ms` is not available.
     """

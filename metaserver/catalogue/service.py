@@ -20,7 +20,6 @@ from msgspec.structs import replace
 from ...protocol.access.capability import AccessNews
 from ...protocol.address import check_broker_address
 from ...protocol.control import (
-    QUIET_SHARE,
     AcceptFolder,
     AutoCreate,
     BrokerHeartbeat,
@@ -32,6 +31,7 @@ from ...protocol.control import (
     SubjectList,
     SubjectView,
     hosted_limit,
+    quiet_limit_ms,
 )
 from ...protocol.errors import (
     BrokerGroupTakenError,
@@ -488,10 +488,9 @@ class Catalogue:
             loop = asyncio.get_running_loop()
             if self._patient_until is None:
                 settings = self._settings
-                silence_ms = max(
-                    settings.broker_heartbeat_ms, settings.broker_ttl_ms // QUIET_SHARE
-                )
-                wait_ms = max(REPORTS_MS_MIN, silence_ms + settings.broker_heartbeat_ms)
+                heartbeat_ms = settings.broker_heartbeat_ms
+                silence_ms = max(heartbeat_ms, quiet_limit_ms(settings.broker_ttl_ms))
+                wait_ms = max(REPORTS_MS_MIN, silence_ms + heartbeat_ms)
                 self._patient_until = loop.time() + wait_ms / 1000
             left_s = self._patient_until - loop.time()
             if left_s <= 0 or not await self._database.read(is_empty):
