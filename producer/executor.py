@@ -373,14 +373,9 @@ class Executor:
                 batch.doubtful = True
             self._wake.set()
             return
-        calls = self._calls
-        if calls and calls[0][1] is call:
-            calls.popleft()
-            self._settle(batch, call.result()[0])
-        if calls:
-            self._settle_stored()
+        self._settle_stored()
         if self._channel is not None:
-            if not calls:
+            if not self._calls:
                 self._land()
             if self._troubled or self._in_flight or self._queue or self.open.values:
                 self.push()
@@ -396,7 +391,7 @@ class Executor:
         assert type(answer) is Appended
         if self.state is not STEADY and not self.state.available:
             self._tried(ExecutorEvent.ANSWERED)
-        self._pauses.failures = 0
+        self._pauses.reset()
         self._in_flight.remove(batch)
         self._budget.stored(batch, first_receipt(answer, self.partition, static=self._static))
         if self._waits.cause is not NOT_WAITING:

@@ -279,7 +279,7 @@ class AckSender:
             answer, _ = calling.result()
             assert isinstance(answer, Acked)
             self._confirmed(request, answer)
-            self._pauses.failures = 0
+            self._pauses.reset()
             if not self._partition.knows_parked(answer.parked_version):
                 trouble.set_result(answer.parked_version)
         except OverloadedError as error:

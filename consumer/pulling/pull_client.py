@@ -452,7 +452,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
         else:
             for start, header in batch_starts(payload):
                 self._open_batch(payload, start, header)
-        self._pauses.failures = 0
+        self._pauses.reset()
         return True
 
     def may_pull(self) -> bool:
