@@ -471,7 +471,7 @@ async def run_broker(
     Serve until `stop` is set, as the only task of the process.
 
     Args:
-        ready: called with the address when it serves.
+        ready: called with the address when it listens; a metaserver may not have registered it yet.
         on_running: called with the broker before that.
     """
     async with running_broker(settings) as broker:

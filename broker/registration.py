@@ -35,10 +35,8 @@ FIRST_REPORT_MS_MAX = 2_000
 """The longest time that a client's call waits for the broker's first report."""
 START_MS = 5_000
 """For this time after the start, a metaserver that does not answer is logged at INFO, not WARNING."""
-_FOR_PEOPLE = (FolderBehindError, FolderGivenUpError)
-"""Refusals that only an operator can end; the hint says how."""
-_SET_ASIDE = (BrokerGroupTakenError, *_FOR_PEOPLE)
-"""Refusals because the broker group belongs to another data folder."""
+_SET_ASIDE = (BrokerGroupTakenError, FolderBehindError, FolderGivenUpError)
+"""Refusals because the broker group belongs to another data folder; only an operator can end them, and the hint says how."""
 
 
 class Metaserver(Protocol):
@@ -133,11 +131,11 @@ class Registration:
                     await self._on_fence(welcome.fence)
             except KeylaneError as error:
                 self.problem = error.message
-                if isinstance(error, _FOR_PEOPLE):
-                    self.problem += f"; {error.hint}"
+                if isinstance(error, _SET_ASIDE):
+                    self.problem += f"; {_way_out(error)}"
                 refused = isinstance(error, RefusedError | BrokerGroupTakenError)
                 if refused and error.retry is RetryRule.NEVER:
-                    self.refusal = error.message
+                    self.refusal = self.problem
                 self._tell(error)
                 if isinstance(error, _SET_ASIDE):
                     self.set_aside = error.message
@@ -201,6 +199,11 @@ class Registration:
             logging.INFO if starting and isinstance(error, UnreachableError) else logging.WARNING
         )
         if (error.message, level) != self._logged:
-            hint = f"; {error.hint}" if isinstance(error, _FOR_PEOPLE) else ""
+            hint = f"; {_way_out(error)}" if isinstance(error, _SET_ASIDE) else ""
             log.log(level, "not registered: %s%s", error.message, hint)
         self._logged = (error.message, level)
+
+
+def _way_out(error: KeylaneError) -> str:
+    """The hint of a refusal, with the broker group that it is about."""
+    return error.hint.replace("GROUP", str(error.details.get("broker_group", "GROUP")))

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Self, TypeVar
 
 from ..protocol.address import addresses_of
@@ -194,7 +194,9 @@ class Consumer(Resident, Owned, Taking[V]):
         )
         self._ended: asyncio.Future[None] | None = None
         self._closings = 0
-        """Calls of `close`: a `run` that was called before one of them, and begins after it, opens nothing."""
+        """Calls of `close`: an opening that began before one of them is ended."""
+        self._letting = 0
+        """Calls of `close` that let tasks of `run` take their first step: such a `run` was called before, and returns."""
         self._clear()
 
     def _clear(self) -> None:
@@ -243,7 +245,7 @@ class Consumer(Resident, Owned, Taking[V]):
             GroupFilterError: another member of the group has other tags, or another filter.
             GroupBusyError, OverloadedError: a reset of the group is under way, or it has too many consumers.
             AlreadyOpenError, ForkedError: the consumer is open, or was before a fork.
-            ClosedError: `close` was called while this waited for a metaserver.
+            ClosedError: `close` was called meanwhile.
         """
         if self._several is not None:
             await self._several.open()
@@ -267,6 +269,9 @@ class Consumer(Resident, Owned, Taking[V]):
             raise
         finally:
             self._opened.set()
+        if not self._connections.wanted and self._ending is not None:
+            await asyncio.shield(self._ending)
+            raise ClosedError("the consumer was closed while it was opened")
         return self
 
     async def _give_up_opening(self, dispatch: Workers | Stream, why: BaseException) -> None:
@@ -333,7 +338,9 @@ class Consumer(Resident, Owned, Taking[V]):
         Raises:
             OtherLoopError: the consumer was opened in another event loop.
         """
-        ending = self.begin_close()
+        was_open, ending = self._home.here, self.begin_close()
+        if not was_open and not self._is_forked:
+            await self._let_runs_begin()
         if ending is not None:
             # A cancellation ends only the waiting: handlers end, and partitions are handed over, all the same.
             await asyncio.shield(ending)
@@ -349,6 +356,19 @@ class Consumer(Resident, Owned, Taking[V]):
         self._connections.wait_no_more()
         ending = self._end()
         return None if self._called_by_handler() else ending
+
+    @property
+    def _is_forked(self) -> bool:
+        """True in a child of the process in which it is open: there no step of the parent's event loop may run."""
+        return any(part._home.state == "forked" for part in self._parts)
+
+    async def _let_runs_begin(self) -> None:
+        """Let tasks of `run` that were made before take their first step, in which they return."""
+        self._letting += 1
+        try:
+            await asyncio.sleep(0)
+        finally:
+            self._letting -= 1
 
     def _called_by_handler(self) -> bool:
         """True if the running task is that of a handler, whose end a hand-over waits for."""
@@ -443,25 +463,21 @@ class Consumer(Resident, Owned, Taking[V]):
         return add
 
     # ── what users call ──────────────────────────────────────────────────────────────────────────────
-    def run(self) -> Coroutine[Any, Any, None]:
+    async def run(self) -> None:
         """
         Consume until SIGTERM, SIGINT or `close`, hand everything over as `close` does, and return.
 
         Opens the consumer if it is not open.  Signal handlers installed before are called too, and are restored
         afterwards.  A second signal goes to them alone: by default it ends the process at once.  Only the main thread
         gets signals: in another thread, `close` or a cancellation ends this.  An iteration in another task ends: its
-        body has `handover_ms` to ack its messages.  After a `close` that comes between this call and its first step, as a
-        task, it returns at once; a later call opens the consumer again.
+        body has `handover_ms` to ack its messages.  As a task that `close` finds before its first step it returns at once;
+        a call after that `close` opens the consumer again.
 
         Raises:
             HandlerTypeError: the consumer is not open and has no handler, so that its messages would reach no code.
             KeylaneError: the consumer cannot be opened, or the error that ended it.
         """
-        return self._run_unless_closed(self._closings)
-
-    async def _run_unless_closed(self, closings: int) -> None:
-        """As `run`; returns at once if there were other calls of `close` than these."""
-        if closings != self._closings:
+        if self._letting:
             return
         if self._several is not None:
             await self._several.run()
@@ -474,17 +490,18 @@ class Consumer(Resident, Owned, Taking[V]):
                 raise HandlerTypeError(
                     "run() of a consumer without a handler: give it handler=, or iterate over it inside `async with`"
                 )
-            if await self._open_unless(stop.event, closings):
+            if await self._open_unless(stop.event):
                 try:
                     await self._run(stop.event)
                 finally:
                     await self.close()
 
-    async def _open_unless(self, stop: asyncio.Event, closings: int) -> bool:
+    async def _open_unless(self, stop: asyncio.Event) -> bool:
         """Open the consumer; False if it is closed, or `stop` set, while it waits for a metaserver that is still starting."""
+        closings = self._closings
         if not self._connections.wait_s:
-            await self.__aenter__()
-            return True
+            await self._open_unless_closed(closings)
+            return self._membership is not None
         async with Race() as race:
             opening = race.start(self._open_unless_closed(closings), name="open")
             race.start(stop.wait(), name="wait for a signal")

@@ -14,7 +14,6 @@ from ..protocol.errors import (
     ConfigError,
     HandlerTwiceError,
     HandlerTypeError,
-    InvalidNameError,
 )
 from ..protocol.ids import check_name
 from ..rpc.environment import environment_of
@@ -84,11 +83,12 @@ class Several:
 
     async def open(self) -> None:
         """
-        Open all members, or none, as when they are closed meanwhile.
+        Open all members, or none.
 
         Raises:
             HandlerTypeError: there is no member.
             AlreadyOpenError
+            ClosedError: `close` was called meanwhile.
             BaseException: as the opening of a member does.
         """
         if not self.members:
@@ -105,7 +105,7 @@ class Several:
                     await member.__aenter__()
                     opened.push_async_callback(member.close)
                     if closings != self._closings:
-                        return
+                        raise ClosedError("the consumer was closed while it was opened")
                 opened.pop_all()
         except BaseException:
             self._open = False
@@ -144,7 +144,7 @@ class Several:
             try:
                 if not self._open:
                     await self.open()
-            except ClosedError:  # a member waited for a metaserver
+            except ClosedError:
                 if closings == self._closings:
                     raise
             if closings != self._closings:
@@ -196,9 +196,17 @@ def several_if(
 
 
 def _check_names(subject: object, group: object, name: object, *, broadcast: bool) -> None:
-    """Raises InvalidNameError, and ConfigError if a metaserver would not take `name` as that of a client."""
-    if subject is None or (group is None and not broadcast):
-        raise InvalidNameError("give subject=... and group=..., or broadcast=True")
+    """Raises InvalidNameError; ConfigError: one is missing, or a metaserver would not take `name` as that of a client."""
+    if subject is None:
+        raise ConfigError(
+            f"subject= is missing: Consumer(meta, subject=..., group={group!r:.40}); of several subjects, give each "
+            "its group: @consumer.on(subject, group=...)"
+        )
+    if group is None and not broadcast:
+        raise ConfigError(
+            f"group= is missing: Consumer(meta, subject={subject!r:.40}, group=...); or broadcast=True, for every message "
+            "that is sent once it is open"
+        )
     check_name("subject", subject)
     if not broadcast:
         check_name("consumer group", group)

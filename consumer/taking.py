@@ -10,7 +10,7 @@ from ..protocol.codecs.codec import V
 from ..protocol.errors import ClosedError, ConfigError
 from ..protocol.message import Message
 from ..protocol.routing import ConsumeStrategy
-from ..protocol.settings import range_problems, refuse
+from ..protocol.settings import range_problems, refuse_call
 from ..rpc.home import Home
 from .handling.arrow_batch import ArrowBatch, check_arrow
 from .handling.stream import NEXTS, Stream
@@ -48,11 +48,11 @@ class Taking(Generic[V]):
             OtherTaskError: another task waits for messages.
             MixedUseError: the consumer gave messages in another way since it was opened, as by `async for`.
             ClosedError: the consumer is not open, was closed meanwhile, or has a handler.
-            ConfigError: an argument out of its range.
+            InvalidRequestError: an argument out of its range; nothing was taken.
             KeylaneError: the error that ended the consumer.
         """
         most = self._settings.max_records if max_records is None else max_records
-        refuse(
+        refuse_call(
             range_problems(
                 {"max_records": most, "timeout_ms": timeout_ms},
                 {"max_records": (1, RECORDS_MAX), "timeout_ms": (0, GETMANY_MS_MAX)},
@@ -83,10 +83,10 @@ class Taking(Generic[V]):
         With each message, later ones of its key that are in hand are given back too: none comes past another.
 
         Raises:
-            InvalidRequestError: a message is not this consumer's; nothing is given back.
+            InvalidRequestError: a message is not this consumer's, or `after_s` is no number of seconds up to a day; nothing
+                is given back.
             LeaseLostError: other consumers have some of the messages now; the others are given back.
             ClosedError: no consumer handed a message out.
-            ConfigError: `after_s` is no number of seconds up to a day.
         """
         await nack_all(listed(messages), self._home, after_s)
 

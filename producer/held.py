@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ..protocol.clock import Clock
 from ..protocol.errors import KeylaneError
@@ -27,10 +27,20 @@ class HeldMessages:
     """Batches of messages without a partition, the oldest first; the last one takes new messages."""
 
     def __init__(
-        self, subject: str, *, settings: ProducerSettings, clock: Clock, budget: SendBudget
+        self,
+        subject: str,
+        *,
+        settings: ProducerSettings,
+        clock: Clock,
+        budget: SendBudget,
+        said: Callable[[], WaitCause] = lambda: NO_PARTITION,
     ) -> None:
-        self.cause = NO_ROUTE
-        """Why messages are held."""
+        """
+        Args:
+            said: what a broker says that takes nothing although the route names it; NO_PARTITION if none does.
+        """
+        self._cause = NO_ROUTE
+        self._said = said
         self._subject = subject
         self._settings = settings
         self._clock = clock
@@ -38,6 +48,11 @@ class HeldMessages:
         self._loop = asyncio.get_running_loop()
         self._report = WaitReport()
         self.batches: list[OutgoingBatch] = [self._new_batch()]
+
+    @property
+    def cause(self) -> WaitCause:
+        """Why messages are held."""
+        return self._said() if self._cause is NO_PARTITION else self._cause
 
     def __len__(self) -> int:
         return sum(map(len, self.batches))
@@ -126,7 +141,7 @@ class HeldMessages:
         """Log at growing intervals why messages are held."""
         now_ms = self._clock.boot_ms()
         held = len(self)
-        self.cause = why if held else NO_PARTITION
+        self._cause = why if held else NO_PARTITION
         if not held:
             took_ms = self._report.over(now_ms)
             if took_ms is not None:
@@ -136,5 +151,5 @@ class HeldMessages:
         if self._report.waits(now_ms, oldest_ms):
             log.warning(
                 "%s: %s held, the oldest for %.0f s: %s",
-                self._subject, counted(held, "message is", "messages are"), oldest_ms / 1000, why.reason,
+                self._subject, counted(held, "message is", "messages are"), oldest_ms / 1000, self.cause.reason,
             )  # fmt: skip

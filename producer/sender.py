@@ -38,7 +38,7 @@ from .placing import Place, QueueStarts
 from .send_budget import SendBudget
 from .send_future import BatchFuture, SendFuture
 from .settings import ProducerSettings
-from .waiting import NO_PARTITION, OLDER_ROUTE, route_cause
+from .waiting import NO_PARTITION, OLDER_ROUTE, WaitCause, route_cause
 
 log = logging.getLogger("keylane.producer")
 CLIENT_TYPE = "producer"
@@ -95,7 +95,7 @@ class SubjectSender:
         """The version of the followed route for which a WARNING said that the metaserver has an older one."""
         self._executors: dict[int, Executor] = {}
         self._epochs = itertools.count()
-        self.held = HeldMessages(subject, settings=settings, clock=clock, budget=budget)
+        self.held = HeldMessages(subject, settings=settings, clock=clock, budget=budget, said=self._said)  # fmt: skip
         self._halts = Halts(subject, clock, budget)
         self._queue_starts = QueueStarts(subject)
         self._open: set[int] = set()
@@ -316,6 +316,11 @@ class SubjectSender:
             race.start(self._refresh.wait())
             await race.first()
             return call.result() if call.done() else known
+
+    def _said(self) -> WaitCause:
+        """What the broker of an open partition said that takes nothing; NO_PARTITION if none does."""
+        refusing = (each for each in self.executors if each.state.refuses and not each.state.left)
+        return next((each.cause for each in refusing if each.waiting_for), NO_PARTITION)
 
     def _lacks_a_broker(self) -> bool:
         """True while some range has no partition, or the broker of a partition fails."""

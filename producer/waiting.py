@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..protocol.clock import Clock
-from ..protocol.errors import ForeignServerError, KeylaneError, RetryRule, UnreachableError
+from ..protocol.errors import (
+    ForeignServerError,
+    KeylaneError,
+    PartitionUnknownError,
+    RetryRule,
+    UnreachableError,
+    WrongBrokerError,
+)
 from ..protocol.text import counted
 from .outgoing_batch import OutgoingBatch
 
@@ -45,10 +52,16 @@ def broker_cause(error: KeylaneError, broker_group: str) -> WaitCause:
             f"start broker group {broker_group} again, or repair the way to it; if its disk is lost for good: "
             f"keylane broker evacuate {broker_group} --accept-loss"
         )
+    elif isinstance(error, WrongBrokerError | PartitionUnknownError):
+        advice = (
+            "the producer follows the next route by itself; keylane broker list shows a broker that is refused, and why; "
+            f"if the data folder of broker group {broker_group} is lost for good: "
+            f"keylane broker evacuate {broker_group} --accept-loss"
+        )
     elif error.retry is RetryRule.AFTER_NEW_ROUTE:
         advice = BY_ITSELF
     else:
-        advice = error.hint
+        advice = f"at broker group {broker_group}: {error.hint}"
     return WaitCause(error.message, advice)
 
 

@@ -145,7 +145,7 @@ class Message(msgspec.Struct, Generic[V], gc=False):
             InvalidRequestError: the message is acked, or given back already, or it was passed to a handler.
             LeaseLostError: another consumer owns the partition now, and the message is delivered to it again.
             ClosedError: no consumer delivered the message.
-            ConfigError: `after_s` is no such number.
+            InvalidRequestError: `after_s` is no such number.
         """
         if self.delivery is None:
             raise not_handed_out("this message")

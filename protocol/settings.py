@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from .errors import ConfigError, InvalidNameError
+from .errors import ConfigError, InvalidNameError, InvalidRequestError
 from .ids import check_name
 
 CALL_TIMEOUT_MS = (10, 600_000)
@@ -59,3 +59,9 @@ def refuse(problems: Sequence[str]) -> None:
     """Raises ConfigError with all problems, if there are any."""
     if problems:
         raise ConfigError("; ".join(problems), problems=len(problems))
+
+
+def refuse_call(problems: Sequence[str]) -> None:
+    """Raises InvalidRequestError with all problems of a call on an open client, if there are any."""
+    if problems:
+        raise InvalidRequestError("; ".join(problems))

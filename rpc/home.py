@@ -32,6 +32,8 @@ from ..protocol.errors import (
 
 log = logging.getLogger("keylane")
 
+ENDED_HINT = "That event loop does not run again: open the client again in the present one, with `async with`."
+"""Of an OtherLoopError of an event loop that has ended."""
 NO_THREAD = 0
 """No thread has this identifier."""
 
@@ -105,7 +107,7 @@ class Home:
         if asyncio._get_running_loop() is self._loop is not None:
             return  # a fork ends with `_loop` None
         self.check_not_elsewhere()
-        raise ClosedError(f"the {self._what} is not open; use: async with")
+        raise ClosedError(f"the {self._what} is not open")
 
     def check_not_elsewhere(self) -> None:
         """As `check`, but a closed client passes."""
@@ -125,7 +127,9 @@ class Home:
 
     def _refuse_loop(self, loop: asyncio.AbstractEventLoop) -> NoReturn:
         if loop.is_closed():
-            raise OtherLoopError(f"the event loop in which the {self._what} was opened has ended")
+            ended = OtherLoopError(f"the event loop in which the {self._what} was opened has ended")
+            ended.hint = ENDED_HINT
+            raise ended
         if self.thread != get_ident():
             raise OtherLoopError(f"the {self._what} was opened in another thread")
         raise OtherLoopError(f"the {self._what} was opened in another event loop")

@@ -75,5 +75,9 @@ def allow_open_files() -> None:
 
 
 def say_ready(program: str, address: str) -> None:
-    """Announce that this program serves, as one JSON line on standard output."""
+    """
+    Announce that this program listens at `address`, as one JSON line on standard output.
+
+    A broker listens before a metaserver has registered it; `/health/ready` says whether clients are to be sent to it.
+    """
     print(json.dumps({"ready": True, "program": program, "address": address}), flush=True)

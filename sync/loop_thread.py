@@ -21,6 +21,8 @@ from ..rpc.home import Home
 T = TypeVar("T")
 HINT = "Use it inside its `with` block, or between `open()` and `close()`."
 """Of a ClosedError, for programs without an event loop."""
+OWN_LOOP_HINT = "Call it from another thread: its event loop would wait for itself."
+"""Of an OtherLoopError, in a callback that the client's own thread runs."""
 
 
 class LoopThread:
@@ -104,10 +106,12 @@ class LoopThread:
         _check_seconds(timeout_s)
         self._home.check_not_forked()
         if threading.current_thread() is self._thread:
-            raise OtherLoopError(f"the {self._what} is called on its own event loop")
+            error = OtherLoopError(f"the {self._what} is called on its own event loop")
+            error.hint = OWN_LOOP_HINT
+            raise error
         with self._lock:
             if self._loop is None:
-                raise _for_threads(ClosedError(f"the {self._what} is not open; use: with"))
+                raise _for_threads(ClosedError(f"the {self._what} is not open"))
             future = asyncio.run_coroutine_threadsafe(work(), self._loop)
         try:
             return future.result(timeout_s)

@@ -144,11 +144,14 @@ class GroupCommit:
         free_bytes: Callable[[], int] = lambda: 1 << 62,
         durations: Histogram | None = None,
         quick: QuickSync | None = None,
+        broker_group: str = "",
     ) -> None:
         """
         Args:
             quick: makes small commits durable without `run_blocking`.
+            broker_group: refusals name it.
         """
+        self._broker_group = broker_group
         self._quick = quick
         self._log = log
         self._queues = queues
@@ -249,13 +252,21 @@ class GroupCommit:
         if self._failure is not None or self._refusal or self._full_until_ms:
             reason = self.reason
             if reason and not (own and reason is self._refusal):
-                raise BrokerReadOnlyError(f"the broker takes no writes: {reason}")
+                raise self._read_only(reason)
         if in_turn:
             return
         most = self._queued_bytes_max + (OWN_QUEUED_BYTES_MAX if own else 0)
         taken = self.queued_bytes + (0 if own else self._admission.promised_bytes)
         if taken + length > most and taken:
             raise OverloadedError(f"{self.queued_bytes} bytes wait for the disk", retry_after_ms=10)
+
+    @property
+    def _who(self) -> str:
+        return f"broker group {self._broker_group!r}" if self._broker_group else "the broker"
+
+    def _read_only(self, reason: str) -> BrokerReadOnlyError:
+        text = f"{self._who} takes no writes: {reason}"
+        return BrokerReadOnlyError(text, broker_group=self._broker_group)
 
     def submit(self, entry: Entry) -> asyncio.Future[None]:
         """As `add`; the future is resolved when the record is durable."""
@@ -516,7 +527,7 @@ class GroupCommit:
             self._failure = error
         waiting = self._undo_all(commit.entries)
         for ended in (*(entry.ended for entry in commit.entries), *commit.waiting):
-            _tell(ended, type(error)(error.message, **error.details))
+            _tell(ended, type(error)(f"{self._who}: {error.message}", **error.details))
         self._refuse_all(waiting, error)
 
     def _undo_all(self, taken: list[Entry]) -> list[Ended | None]:
@@ -534,7 +545,7 @@ class GroupCommit:
 
     def _refuse_all(self, waiting: list[Ended | None], error: KeylaneError) -> None:
         for ended in waiting:
-            _tell(ended, BrokerReadOnlyError(f"the broker takes no writes: {error.message}"))
+            _tell(ended, self._read_only(error.message))
         self._admission.admit(all_of_them=True)
 
     async def close(self) -> None:

@@ -94,6 +94,7 @@ class Store:
             free_bytes=files.free_bytes,
             durations=self.traffic.commits,
             quick=quick,
+            broker_group=settings.group,
         )
         self.snapshotter = Snapshotter(
             state,

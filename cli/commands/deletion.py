@@ -21,11 +21,15 @@ POLL_SECONDS = 0.1
 Deletion = SubjectDeletion | GroupDeletion
 
 
+def asks(*, yes: bool) -> bool:
+    """True if `confirm` asks: on a terminal, without --yes."""
+    return not yes and sys.stdin.isatty()
+
+
 def confirm(question: str, *, yes: bool) -> None:
     """Ask on a terminal; input from elsewhere needs no answer.  Exits with status 1 if the answer is no."""
-    if yes or not sys.stdin.isatty():
-        return
-    typer.confirm(question, abort=True, err=True)
+    if asks(yes=yes):
+        typer.confirm(question, abort=True, err=True)
 
 
 async def delete(

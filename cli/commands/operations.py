@@ -26,6 +26,7 @@ from ..connection import open_admin
 from ..failing import failing_lines
 from ..options import OutputFormat
 from ..screen import make_table, run, show_json, show_line, show_table
+from .deletion import asks, confirm
 
 POLL_SECONDS = 0.1
 
@@ -66,6 +67,26 @@ def change_partitions(
     run(output, work())
     if stays:
         raise typer.Exit(1)
+
+
+def confirm_loss(meta: str, output: OutputFormat, group: str, *, yes: bool) -> None:
+    """Before the loss of a broker group is accepted on a terminal: show what is given up, and ask, unless `yes`."""
+    if not asks(yes=yes):
+        return
+
+    async def show() -> None:
+        async with open_admin(meta) as admin:
+            plan = await admin.evacuate(group, accept_loss=True, dry_run=True)
+        losses = [(view.subject, loss) for view in plan.operations for loss in view.losses]
+        for subject, loss in losses:
+            show_line(_loss(subject, loss, planned=True), errors=True)
+        if not losses:
+            show_line(f"no partition of {group} would be lost now", errors=True)
+
+    run(output, show())
+    confirm(
+        f"Give up what only broker group {group} has, and refuse its data folder for ever?", yes=yes
+    )
 
 
 def _show_left(answer: OperationList, output: OutputFormat) -> None:
@@ -115,7 +136,7 @@ def _show_views(views: list[OperationView], *, planned: bool) -> None:
     for view in views:
         what = "would be" if planned else view.state.value
         for loss in view.losses:
-            show_line(_loss(view.subject, loss))
+            show_line(_loss(view.subject, loss, planned=planned))
         if view.children:
             _show_children(view, what)
         else:
@@ -124,10 +145,11 @@ def _show_views(views: list[OperationView], *, planned: bool) -> None:
             )
 
 
-def _loss(subject: str, loss: LossView) -> str:
+def _loss(subject: str, loss: LossView, *, planned: bool) -> str:
+    what = "would be given up" if planned else "is lost"
     end = "its end is not known" if loss.end_offset is None else f"ends at {loss.end_offset}"
     unread = f"; not read to its end by {', '.join(loss.unread_by)}" if loss.unread_by else ""
-    return f"partition {loss.partition_id} of {subject} is lost: {end}{unread}"
+    return f"partition {loss.partition_id} of {subject} {what}: {end}{unread}"
 
 
 def _show_children(view: OperationView, what: str) -> None:
@@ -172,7 +194,7 @@ async def list_operations(meta: str, output: OutputFormat, subject: str) -> None
         )
         for view in operations
     ]
-    columns = ("id#", "operation", "state", "steps", "sealed", "opened", "waits for")
+    columns = ("id#", "operation", "state", "steps", "seals", "opens", "waits for")
     title = f"operations on {subject}" if rows else f"no operations on {subject} yet"
     show_table(make_table(title, columns, rows))
     for part in undrained:

@@ -103,7 +103,7 @@ class ArrowBatch:
         Raises:
             InvalidRequestError: the batch is acked, or given back already.
             LeaseLostError: another consumer owns the partition now, and the messages are delivered to it again.
-            ConfigError: `after_s` is no such number.
+            InvalidRequestError: `after_s` is no such number.
         """
         self._client.check_takes_acks(self.start_offset)
         wait_ms = asked_wait_ms(wait_ms_of(after_s), self.attempt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from ...protocol.errors import ConfigError
+from ...protocol.errors import InvalidRequestError
 
 AFTER_S_MAX = 86_400
 SHORTEST_MS_MAX = 1_000
@@ -27,7 +27,7 @@ class Retry(Exception):  # noqa: N818 - a request of the handler, not an error
             whose tries ask for it again and again waits 1 ms, 2 ms, 4 ms and so on, up to 1 s, so that it does not spin.
 
     Raises:
-        ConfigError: `after_s` is no such number.
+        InvalidRequestError: `after_s` is no such number.
     """
 
     def __init__(self, reason: str = "", *, after_s: float | None = None) -> None:
@@ -56,10 +56,12 @@ NACK: Final = _Nack()
 
 
 def wait_ms_of(after_s: Any) -> int:
-    """The milliseconds of `after_s`.  Raises ConfigError."""
+    """The milliseconds of `after_s`.  Raises InvalidRequestError."""
     number = isinstance(after_s, int | float) and not isinstance(after_s, bool)
     if not number or not math.isfinite(after_s) or not 0 <= after_s <= AFTER_S_MAX:
-        raise ConfigError(f"after_s must be seconds from 0 to {AFTER_S_MAX}, not {after_s!r:.40}")
+        raise InvalidRequestError(
+            f"after_s must be seconds from 0 to {AFTER_S_MAX}, not {after_s!r:.40}"
+        )
     return int(after_s * 1000)
 
 

@@ -143,9 +143,8 @@ async def nack_all(messages: list[Message[Any]], home: Home, after_s: float) -> 
     Give messages back; those that are acked or given back already stay so.
 
     Raises:
-        InvalidRequestError: a message is another consumer's; nothing is given back.
+        InvalidRequestError: a message is another consumer's, or `after_s` is no such number; nothing is given back.
         LeaseLostError: some are delivered to another consumer; the others are given back.
-        ConfigError: `after_s` is no such number.
     """
     _check(messages, home)
     lost: LeaseLostError | None = None

@@ -22,7 +22,7 @@ from ...protocol.ids import FencingToken, check_name
 from ...protocol.operations import StepAction
 from ...protocol.routing import PartitionState
 from ...protocol.text import listed
-from ..cluster.brokers import known_broker, refused_now, refused_view, unknown_group
+from ..cluster.brokers import known_broker, last_heard, refused_now, refused_view, unknown_group
 from ..cluster.heard import forget_heard
 from ..groups.locked_group import (
     lock_group,
@@ -59,8 +59,10 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
     if row is None:
         raise unknown_group(connection, broker_group)
     if row.alive:
+        heard = last_heard(connection, broker_group)
         raise InvalidRequestError(
-            f"broker group {broker_group!r} is alive at {row.address}: nothing of it is given up"
+            f"broker group {broker_group!r} {heard.said}, from {row.address}: nothing of it is given up.  If that broker is "
+            f"dead, {heard.ask_again}"
         )
     of_group = refused_now.where(
         refused_brokers.c.broker_group == broker_group,

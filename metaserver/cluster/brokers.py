@@ -24,7 +24,7 @@ from ...protocol.errors import (
 )
 from ...protocol.ids import BrokerGroup, check_name
 from ...protocol.routing import PartitionState
-from ...protocol.text import counted, listed
+from ...protocol.text import counted, listed, seconds
 from ..sql.dialect import insert_new, insert_or_replace, now_ms
 from ..sql.schema import (
     brokers,
@@ -124,12 +124,12 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
         hosted = _hosted(connection, report.broker_group)
         if row.alive or hosted:
             state = (
-                f"alive at {row.address}"
+                f"reported itself from {row.address} within its ttl"
                 if row.alive
-                else f"silent, with {counted(hosted, 'partition')}"
+                else f"is silent, with {counted(hosted, 'partition')}"
             )
             raise BrokerGroupTakenError(
-                f"broker group {report.broker_group!r} belongs to another data folder, which is {state}",
+                f"broker group {report.broker_group!r} belongs to another data folder, which {state}",
                 broker_group=report.broker_group,
             )
         known = {"opening": report.opening}
@@ -227,6 +227,11 @@ refused_now = (
         refused_brokers,
         brokers.c.opening.label("known_opening"),
         brokers.c.log_end.label("known_log_end"),
+        (brokers.c.broker_id == refused_brokers.c.broker_id).label("own"),
+        (brokers.c.expires_at > now_ms()).label("alive"),
+        sa.exists()
+        .where(lost_folders.c.broker_id == refused_brokers.c.broker_id)
+        .label("given_up"),
     )
     .join(brokers, brokers.c.broker_group == refused_brokers.c.broker_group)
     .where(refused_brokers.c.expires_at > now_ms())
@@ -247,6 +252,24 @@ def refused_view(row: sa.Row[Any]) -> RefusedBroker:
         problem=row.problem,
         log_end=row.log_end,
         known_log_end=row.known_log_end,
+        advice=_way_out(row),
+    )
+
+
+def _way_out(row: sa.Row[Any]) -> str:
+    """What an operator can do about a row of `refused_now`."""
+    if row.given_up:
+        return "start the broker with an empty folder"
+    if row.own and row.alive:
+        return "stop this broker: the folder is in use elsewhere"
+    if row.own:
+        return (
+            "start the broker on the folder that was in use last; "
+            f"if that is gone: keylane broker accept {row.broker_group}"
+        )
+    return (
+        "start the broker with the group's own data folder; "
+        f"if that is lost for good: keylane broker evacuate {row.broker_group} --accept-loss"
     )
 
 
@@ -287,6 +310,38 @@ def writable_groups(connection: Connection) -> dict[BrokerGroup, int]:
         .order_by(count, brokers.c.broker_group)
     )
     return {BrokerGroup(row.broker_group): row.load for row in connection.execute(chosen)}
+
+
+class Heard(NamedTuple):
+    """When a broker group reported itself last: milliseconds since then, and until it counts as silent; 0 or less: it does."""
+
+    since_ms: int
+    left_ms: int
+
+    @property
+    def said(self) -> str:
+        """The last report, for people."""
+        return f"reported itself {seconds(self.since_ms)} ago, within its ttl"
+
+    @property
+    def ask_again(self) -> str:
+        """When the group counts as silent if it is dead, for people."""
+        return f"ask again once it is silent, at the latest in {-(-self.left_ms // 1000)} s"
+
+
+def last_heard(connection: Connection, broker_group: str) -> Heard:
+    """
+    Return when a broker group reported itself last, by the database's clock.
+
+    Raises:
+        BrokerGroupUnknownError: it never did.
+    """
+    since, left = now_ms() - brokers.c.seen_at, brokers.c.expires_at - now_ms()
+    chosen = sa.select(since, left).where(brokers.c.broker_group == broker_group)
+    row = connection.execute(chosen).one_or_none()
+    if row is None:
+        raise unknown_group(connection, broker_group)
+    return Heard(max(0, row[0]), row[1])
 
 
 def broker_alive(connection: Connection, broker_group: str) -> bool:

@@ -35,7 +35,7 @@ from ...protocol.ids import BrokerGroup, PartitionId, check_name
 from ...protocol.operations import BusySubject, Reshape, StepAction
 from ...protocol.queues import start_behind_loss
 from ...protocol.routing import OrderStrategy, PartitionState
-from ..cluster.brokers import broker_alive, no_host, writable_groups
+from ..cluster.brokers import last_heard, no_host, writable_groups
 from ..cluster.losses import read_losses
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import check_not_hidden, find_subject
@@ -80,7 +80,7 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
 
     Raises:
         InvalidNameError, BrokerGroupUnknownError, NotEnoughBrokersError
-        InvalidRequestError: `without_source` or `accept_loss` is given and the broker group answers; or a queue of a
+        InvalidRequestError: `without_source` or `accept_loss` is given and the broker group is not silent; or a queue of a
             static subject has no logic offsets left above the loss.
         OperationRunningError, CreationRunningError: the broker group answers, and an operation or a creation runs on a
             subject.
@@ -88,9 +88,11 @@ def plan_evacuations(connection: Connection, ask: Reshape) -> list[PlannedOperat
     source = BrokerGroup(ask.broker_group)
     check_name("broker group", source)
     left = ask.without_source or ask.accept_loss
-    if broker_alive(connection, source) and left:
+    heard = last_heard(connection, source)
+    if heard.left_ms > 0 and left:
         raise InvalidRequestError(
-            f"broker group {source!r} answers: evacuate it without --without-source and --accept-loss; it seals, and order is kept"
+            f"broker group {source!r} {heard.said}, and counts as alive.  If it is dead, {heard.ask_again}.  If it "
+            "answers, evacuate it without --without-source and --accept-loss: it seals, and order is kept"
         )
     coming = partitions.c.state.in_(_COMING)
     blocking = _SEALED if ask.accept_loss else _blocking

@@ -230,7 +230,10 @@ class BrokerGroupTakenError(DataFolderError):
 
     code = 1109
     summary = "the broker group belongs to another data folder"
-    hint = "Start the broker with the group's own data folder, or under another group name."
+    hint = (
+        "Start the broker with the group's own data folder, or under another group name.  If that folder is lost for good, "
+        "give up what only it had: keylane broker evacuate GROUP --accept-loss"
+    )
     address = Detail(str)
 
 

@@ -427,6 +427,7 @@ class BrokerReadOnlyError(RefusedError):
     summary = "the broker takes no writes now"
     retry = RetryRule.LATER
     hint = "Its health page says why: keylane broker health ADDRESS"
+    broker_group = Detail(str)
 
 
 class OverloadedError(RefusedError):

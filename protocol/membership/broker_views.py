@@ -15,6 +15,8 @@ class RefusedBroker(Struct, frozen=True, kw_only=True):
     """Where the log of its data folder ends."""
     known_log_end: int = 0
     """Where the broker group's log ended in the last report that was accepted."""
+    advice: str = ""
+    """What an operator can do, for people; "" from a metaserver that is older than this field."""
 
 
 class BrokerView(Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import os
+import pty
 import runpy
 import signal
 import subprocess
@@ -149,8 +150,14 @@ def run_keylane(
     text: str = "",
     timeout_s: float = 120.0,
     environment: Mapping[str, str] | None = None,
+    terminal: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `keylane ARGUMENTS` to its end, with `text` as its standard input.  Raises `subprocess.TimeoutExpired`."""
+    """
+    Run `keylane ARGUMENTS` to its end, with `text` as its standard input.  Raises `subprocess.TimeoutExpired`.
+
+    Args:
+        terminal: standard input is a terminal, at which `text` is typed.
+    """
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8") as given,
         tempfile.TemporaryFile("w+", encoding="utf-8") as out,
@@ -158,16 +165,22 @@ def run_keylane(
     ):
         given.write(text)
         given.seek(0)
+        typed, read = pty.openpty() if terminal else (None, given.fileno())
+        if typed is not None:
+            os.write(typed, text.encode())
         process = ForkedProcess(
             "keylane.cli",
             arguments,
             os.environ if environment is None else environment,
-            {0: given.fileno(), 1: out.fileno(), 2: errors.fileno()},
+            {0: read, 1: out.fileno(), 2: errors.fileno()},
         )
         try:
             status = process.wait(timeout_s)
         finally:
             process.kill()
+            if typed is not None:
+                os.close(typed)
+                os.close(read)
         out.seek(0)
         errors.seek(0)
         return subprocess.CompletedProcess(

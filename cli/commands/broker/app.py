@@ -14,6 +14,7 @@ from ...options import (
     OutputFormat,
     OutputOption,
     WaitOption,
+    YesOption,
 )
 
 broker_app = typer.Typer(
@@ -138,6 +139,7 @@ def evacuate(
         ),
     ] = False,
     dry_run: DryRunOption = False,
+    yes: YesOption = False,
     wait: WaitOption = True,
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
@@ -146,10 +148,13 @@ def evacuate(
     Continue all partitions of a broker group, of every subject, on other broker groups.
 
     The group gets no new partitions from then on, also if the evacuation is canceled: keylane broker uncordon GROUP
-    ends that.  With --without-source the exit status is 1 if partitions of a subject stay there.
+    ends that.  With --without-source the exit status is 1 if partitions of a subject stay there.  With --accept-loss it
+    shows what is given up, and asks on a terminal.
     """
-    from ..operations import change_partitions
+    from ..operations import change_partitions, confirm_loss
 
+    if accept_loss and not dry_run:
+        confirm_loss(meta, output, group, yes=yes)
     change_partitions(
         meta,
         output,
@@ -171,13 +176,18 @@ def broker_accept(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be given up, change nothing.")
     ] = False,
+    yes: YesOption = False,
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Let a refused broker serve with an older copy of the data folder; what the copy lacks is given up."""
     from ...screen import run
-    from .groups import accept
+    from ..deletion import asks, confirm
+    from .groups import accept, show_behind
 
+    if not dry_run and asks(yes=yes):
+        run(output, show_behind(meta, group=group, address=address))
+        confirm(f"Give up what this copy of {group}'s data folder lacks?", yes=yes)
     run(output, accept(meta, output, group=group, address=address, dry_run=dry_run))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....protocol.membership.broker_views import BrokerView
+from ....protocol.membership.broker_views import BrokerView, RefusedBroker
 from ...connection import open_admin
 from ...options import OutputFormat
 from ...screen import make_table, show_json, show_line, show_table
@@ -15,9 +15,7 @@ async def list_brokers(meta: str, output: OutputFormat) -> None:
     if output is OutputFormat.JSON:
         show_json(listed.brokers)
         for refused in listed.refused:
-            show_line(
-                f"{refused.broker_group} at {refused.address}: {refused.problem}", errors=True
-            )
+            show_line(_refused(refused), errors=True)
         return
     rows = [
         (
@@ -31,7 +29,12 @@ async def list_brokers(meta: str, output: OutputFormat) -> None:
     title = "broker groups" if rows else "no broker has reported itself yet"
     show_table(make_table(title, ("broker group", "address", "state", "new partitions"), rows))
     for refused in listed.refused:
-        show_line(f"{refused.broker_group} at {refused.address} is refused: {refused.problem}")
+        show_line(_refused(refused))
+
+
+def _refused(broker: RefusedBroker) -> str:
+    advice = f"; {broker.advice}" if broker.advice else ""
+    return f"{broker.broker_group} at {broker.address} is refused: {broker.problem}{advice}"
 
 
 def _new_partitions(broker: BrokerView) -> str:
@@ -62,7 +65,18 @@ async def accept(
     what = "would continue" if dry_run else "continues"
     show_line(f"{group} {what} with the data folder at {accepted.address}, which was refused:")
     show_line(accepted.problem)
-    show_line(
-        f"its log ends at position {accepted.log_end}; at the group's last report it ended at "
-        f"{accepted.known_log_end}: what was stored between them is given up"
+    show_line(_given_up(accepted))
+
+
+def _given_up(copy: RefusedBroker) -> str:
+    return (
+        f"its log ends at position {copy.log_end}; at the group's last report it ended at "
+        f"{copy.known_log_end}: what was stored between them is given up"
     )
+
+
+async def show_behind(meta: str, *, group: str, address: str) -> None:
+    """Show what would be given up if a data folder that is behind was accepted, for the question; changes nothing."""
+    async with open_admin(meta) as admin:
+        copy = await admin.accept_folder(group, address=address, dry_run=True)
+    show_line(f"{copy.problem}; {_given_up(copy)}", errors=True)

@@ -14,6 +14,7 @@ from ....admin import (
 )
 from ....protocol.limits import MESSAGE_BYTES_MAX
 from ....protocol.routing import OrderStrategy, Partition, PartitionState
+from ....protocol.text import counted
 from ...connection import open_admin
 from ...options import OutputFormat
 from ...screen import make_table, show_json, show_left_out, show_line, show_table
@@ -46,9 +47,13 @@ async def create_subject(
     if output is OutputFormat.JSON:
         show_json(view)
         return
-    ordered = sorted(view.route.partitions, key=lambda partition: partition.range_start)
+    ordered = sorted(view.route.open_partitions(), key=lambda partition: partition.range_start)
     title = _title(view, view.route.version)
     show_table(make_table(title, COLUMNS, [_cells(partition) for partition in ordered]))
+    sealed = len(view.route.partitions) - len(ordered)
+    if sealed:
+        shown = f"keylane subject describe {subject} --all"
+        show_line(f"… and {counted(sealed, 'sealed partition')}: {shown}")
 
 
 def set_subject(

@@ -45,7 +45,9 @@ async def dry_run_names_the_losses(cluster: Cluster, lost_ids: set[int]) -> None
     )
     assert would.returncode == 0, would.stderr
     for partition_id in sorted(lost_ids):
-        assert f"partition {partition_id} of s is lost: its end is not known" in would.stdout
+        assert (
+            f"partition {partition_id} of s would be given up: its end is not known" in would.stdout
+        )
     assert "not read to its end by g" in would.stdout
 
 
@@ -218,7 +220,7 @@ async def test_dry_run_shows_losses_when_a_plain_evacuation_has_begun(tmp_path: 
             words = ("broker", "evacuate", "g2", "--accept-loss")
             would = await asyncio.to_thread(keylane, cluster, *words, "--dry-run")
             assert would.returncode == 0, would.stderr
-            assert f"partition {there} of s is lost: its end is not known" in would.stdout
+            assert f"partition {there} of s would be given up: its end is not known" in would.stdout
             assert not any(past.lost for past in (await meta.history("s")).partitions)
             done = await asyncio.to_thread(keylane, cluster, *words)
             assert done.returncode == 0, done.stdout + done.stderr

@@ -22,6 +22,7 @@ from keylane.rpc.http_network import HttpNetwork
 from sim.machines.store import batch
 from support.brokers.broker_process import BrokerProcess
 from support.cluster import Cluster, pause, resume, silent
+from support.server_process import run_keylane
 
 SUBJECT = "s"
 pytestmark = pytest.mark.cluster(meta_settings="broker_heartbeat_ms = 400\nbroker_ttl_ms = 3000\n")
@@ -289,6 +290,11 @@ async def test_copy_of_a_running_folder_is_refused_when_the_original_had_come_fa
 
     would = await told.accept(dry_run=True)
     assert would.known_log_end == refused["known_log_end"]
+    words = ("broker", "accept", "g1", "--meta", copied.cluster.meta)
+    asked = await asyncio.to_thread(run_keylane, *words, text="n\n", terminal=True)
+    assert asked.returncode == 1
+    assert "what was stored between them is given up" in asked.stderr
+    assert "Give up what this copy of g1's data folder lacks?" in asked.stderr
     assert "older copy" in await asyncio.to_thread(copied.registration, second)
     assert await told.accept() == would
     await asyncio.to_thread(copied.registration_once, second, "registered")
@@ -341,7 +347,7 @@ async def test_copy_is_not_accepted_while_the_original_is_alive(copied: Copied) 
     told = CopyUnderLoad(copied)
     second = await asyncio.to_thread(copied.start_copy)
     await asyncio.to_thread(copied.registration_once, second, "is a copy")
-    with pytest.raises(InvalidRequestError, match="is alive at"):
+    with pytest.raises(InvalidRequestError, match=r"within its ttl, from .* ask again once"):
         await told.accept()
 
 

@@ -199,7 +199,7 @@ def test_errors_are_raised_where_the_program_asks(shared_cluster: Cluster, subje
         with pytest.raises(AlreadyOpenError):
             producer.open()
         producer.send(subject, b"v", key=b"k")
-    with pytest.raises(ClosedError, match="use: with"):
+    with pytest.raises(ClosedError, match=r"the producer is not open \["):
         producer.send(subject, b"v")
     with pytest.raises(InvalidRequestError, match="neither copied nor pickled"):
         pickle.dumps(producer)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from keylane import NACK, Consumer, Message, Producer, Retry
-from keylane.protocol.errors import ClosedError, ConfigError, InvalidRequestError
+from keylane.protocol.errors import ClosedError, InvalidRequestError
 from support.cluster import Cluster, eventually
 
 
@@ -66,7 +66,7 @@ async def test_nack_is_refused_when_the_message_is_not_in_hand(shared_cluster: C
     await send(shared_cluster, "nack-refused", b"a")
     async with Consumer(shared_cluster.meta, subject="nack-refused", group="g") as consumer:
         message = await anext(consumer)
-        with pytest.raises(ConfigError):
+        with pytest.raises(InvalidRequestError, match="after_s must be seconds"):
             await message.nack(after_s=-1)
         await message.nack()
         with pytest.raises(InvalidRequestError):

@@ -12,7 +12,6 @@ import pytest
 from keylane import (
     ArrowBatch,
     ClosedError,
-    ConfigError,
     Consumer,
     InvalidRequestError,
     LeaseLostError,
@@ -110,7 +109,7 @@ async def test_getmany_gives_messages_of_a_key_together_and_holds_later_ones(
             await consumer.ack(stranger)
         with pytest.raises(MixedUseError):
             await anext(consumer)
-        with pytest.raises(ConfigError):
+        with pytest.raises(InvalidRequestError, match="max_records must be"):
             await consumer.getmany(max_records=0)
         done += first[1:3]
         while len(done) < 30:

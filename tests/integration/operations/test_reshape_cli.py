@@ -34,6 +34,13 @@ async def test_resize_shows_its_plan_its_end_and_its_lineage(shared_cluster: Clu
     assert "drawn: done, 3 of 3 steps" in done.stdout
     again = await keylane(shared_cluster, "resize", "drawn", "--partitions", "2")
     assert again.stdout == "nothing to do\n"
+    table = (await keylane(shared_cluster, "operations", "drawn")).stdout
+    assert "seals" in table  # it is true in every state, also before anything is sealed
+    assert "opens" in table
+    assert "sealed" not in table
+    created = (await keylane(shared_cluster, "create", "drawn", "--partitions", "1")).stdout
+    assert created.count(" open ") == 2
+    assert created.count("[") == 2  # one range a row
 
     whole, left, right = (await answer(shared_cluster, "history", "drawn"))["partitions"]
     ids = [str(child["partition"]["partition_id"]) for child in (left, right)]

@@ -8,13 +8,17 @@ import logging
 import random
 from collections.abc import Callable
 
+import pytest
+
 from keylane.broker import registration
 from keylane.broker.registration import Registration
 from keylane.protocol.access.capability import AccessNews
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.control import BrokerHeartbeat, BrokerWelcome
 from keylane.protocol.errors import (
+    BrokerGroupTakenError,
     FolderBehindError,
+    FolderGivenUpError,
     KeylaneError,
     NotSentError,
     OutcomeUnknownError,
@@ -133,6 +137,23 @@ async def test_refusal_is_trouble_at_once(caplog, monkeypatch):
     """What the metaserver refuses is warned of at once."""
     told = await told_of(caplog, monkeypatch, [WrongBrokerError("another folder")])
     assert told[0] == ("WARNING", "not registered: another folder")
+
+
+@pytest.mark.parametrize(
+    ("error", "way_out"),
+    [
+        (BrokerGroupTakenError, "keylane broker evacuate g1 --accept-loss"),
+        (FolderBehindError, "keylane broker accept g1"),
+        (FolderGivenUpError, "start the broker with an empty one"),
+    ],
+)
+async def test_refusal_of_a_folder_names_the_way_out(caplog, monkeypatch, error, way_out):
+    """The broker's own log says what to do, with the name of the broker group."""
+    refusal = error("this folder is not the one", broker_group="g1")
+    ((level, text), *_) = await told_of(caplog, monkeypatch, [refusal])
+    assert level == "WARNING"
+    assert text.startswith("not registered: this folder is not the one; ")
+    assert way_out in text
 
 
 class ThreeMetaservers:

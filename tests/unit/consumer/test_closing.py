@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from typing import Any
 
 import pytest
 
 from keylane import Consumer, ConsumerSettings, Message
 from keylane.protocol.control import Done, Grants, Joined
-from keylane.protocol.errors import HandlerTypeError
+from keylane.protocol.errors import ClosedError, HandlerTypeError
 from keylane.protocol.http.at_once import HeartbeatAnswers
 from keylane.rpc.environment import Environment
 from keylane.rpc.network import Network
@@ -40,6 +41,19 @@ def handle(_message: Message) -> None:
     raise AssertionError("nothing is granted")
 
 
+def consumer_on(network: Network, *, several: bool) -> Consumer[bytes]:
+    """A consumer of one subject, or of two in one object."""
+    environment = Environment(network=network)
+    if not several:
+        return Consumer(
+            "127.0.0.1:7000", subject="s", group="g", handler=handle, _environment=environment
+        )
+    consumer = Consumer[bytes]("127.0.0.1:7000", _environment=environment)
+    consumer.on("s", group="g")(handle)
+    consumer.on("s", group="h")(handle)
+    return consumer
+
+
 async def test_close_ends_a_consumer_when_another_task_is_opening_it():
     """It leaves the group once it is open, `run` returns, and it can be opened again."""
     network = SlowMetaserver()
@@ -65,15 +79,7 @@ async def test_close_ends_a_consumer_when_another_task_is_opening_it():
 async def test_run_returns_at_once_when_the_consumer_is_closed_before_its_first_step(several: bool):
     """Nothing joins; a `run` that is called after the close opens the consumer."""
     network = SlowMetaserver()
-    environment = Environment(network=network)
-    if several:
-        consumer = Consumer[bytes]("127.0.0.1:7000", _environment=environment)
-        consumer.on("s", group="g")(handle)
-        consumer.on("s", group="h")(handle)
-    else:
-        consumer = Consumer(
-            "127.0.0.1:7000", subject="s", group="g", handler=handle, _environment=environment
-        )
+    consumer = consumer_on(network, several=several)
     for opened_before in (False, True):
         running = asyncio.create_task(consumer.run())
         await consumer.close()
@@ -85,6 +91,42 @@ async def test_run_returns_at_once_when_the_consumer_is_closed_before_its_first_
         await consumer.close()
         await asyncio.wait_for(running, 10)
     assert network.calls.count("join") == network.calls.count("leave") == 2 * (1 + several)
+
+
+def test_run_is_a_coroutine_function():
+    """Frameworks ask before they await, of the method and of a bound one."""
+    consumer = Consumer("127.0.0.1:7000", subject="s", group="g", handler=handle)
+    for run in (Consumer.run, consumer.run, Consumer("127.0.0.1:7000").run):
+        assert inspect.iscoroutinefunction(run)
+
+
+@pytest.mark.parametrize("several", [False, True])
+async def test_run_returns_when_an_open_consumer_is_closed_before_its_first_step(several: bool):
+    """It does not open again what is being closed."""
+    network = SlowMetaserver()
+    consumer = consumer_on(network, several=several)
+    await consumer.__aenter__()
+    running = asyncio.create_task(consumer.run())
+    await asyncio.wait_for(consumer.close(), 10)
+    await asyncio.wait_for(running, 10)
+    assert network.calls.count("join") == network.calls.count("leave") == 1 + several
+
+
+@pytest.mark.parametrize("several", [False, True])
+async def test_opening_is_an_error_when_the_consumer_is_closed_meanwhile(several: bool):
+    """So the body of its block does not begin; everything is handed over when the error comes, and it may be opened again."""
+    network = SlowMetaserver()
+    consumer = consumer_on(network, several=several)
+    opening = asyncio.create_task(consumer.__aenter__())
+    await asyncio.sleep(0.02)
+    closing = asyncio.create_task(consumer.close())
+    with pytest.raises(ClosedError, match="the consumer was closed while it was opened"):
+        await asyncio.wait_for(opening, 10)
+    assert network.calls.count("join") == network.calls.count("leave") == 1
+    assert "closed" in repr(consumer)
+    await asyncio.wait_for(closing, 10)
+    async with consumer:
+        assert "open" in repr(consumer)
 
 
 async def test_run_of_several_ends_when_they_are_closed_while_the_first_one_opens():

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from keylane import ConfigError, Consumer, ConsumerSettings, HandlerTypeError, InvalidNameError
+from keylane import ConfigError, Consumer, ConsumerSettings, HandlerTypeError
 
 
 async def handle(_given: Any) -> None: ...
@@ -41,10 +41,20 @@ def test_impossible_calls_are_refused(wrong: dict[str, Any]):
         Consumer("127.0.0.1:1", subject="s", group="g", **wrong)
 
 
-def test_subject_and_group_come_together():
-    for given in ({"subject": "s"}, {"group": "g"}):
-        with pytest.raises(InvalidNameError, match="give subject="):
-            Consumer("127.0.0.1:1", **given)
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"subject": "s"}, r"^group= is missing: Consumer\(meta, subject='s', group=\.\.\.\)"),
+        ({"group": "g"}, r"^subject= is missing: Consumer\(meta, subject=\.\.\., group='g'\)"),
+    ],
+)
+def test_consumer_with_one_of_subject_and_group_is_refused_with_what_is_missing(given, says):
+    with pytest.raises(ConfigError, match=says) as refused:
+        Consumer("127.0.0.1:1", handler=handle, **given)
+    assert "Names match" not in refused.value.hint
+
+
+def test_handler_without_subject_and_group_is_refused():
     with pytest.raises(ConfigError, match="subject and a group"):
         Consumer("127.0.0.1:1", handler=handle)
     assert repr(Consumer("127.0.0.1:1")) == "<Consumer of 0 at 127.0.0.1:1, closed>"

@@ -91,6 +91,25 @@ async def test_begun_close_ends_all_members_and_the_run():
     assert all("close" in member.told for member in members)
 
 
+async def test_opening_of_several_is_an_error_when_they_are_closed_between_two_members():
+    """The first one is closed again, and the second one is not opened."""
+    several = Several()
+    first, second = NotingMember(), NotingMember()
+    several.add(first)
+    several.add(second)
+
+    async def close_meanwhile() -> object:
+        several.begin_close()
+        return first
+
+    first.__aenter__ = close_meanwhile  # type: ignore[method-assign]
+    with pytest.raises(ClosedError, match="closed while it was opened"):
+        await several.open()
+    assert "close" in first.told
+    assert "open" not in second.told
+    assert several.state == "closed"
+
+
 async def test_members_are_suspended_and_resumed_together():
     several = Several()
     member = NotingMember()

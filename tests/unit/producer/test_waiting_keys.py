@@ -21,13 +21,17 @@ from keylane.producer.waiting import (
     route_cause,
 )
 from keylane.protocol.errors import (
+    BrokerReadOnlyError,
+    DeliveryTimeoutError,
     DiskFullError,
     ForeignServerError,
     InvalidRequestError,
     NotSentError,
     OtherLoopError,
     OutcomeUnknownError,
+    PartitionUnknownError,
     StaleRouteError,
+    WrongBrokerError,
 )
 from keylane.protocol.routing import OrderStrategy, logical_partition
 from support.cluster import eventually
@@ -162,6 +166,36 @@ async def test_held_messages_name_the_partition_that_they_wait_for():
     assert network.stored[2] == [b"1", b"2"]
 
 
+async def test_cause_of_a_broker_stands_while_the_route_names_its_partition():
+    """
+    An empty data folder at the address of a lost broker: it has no such partition, each time that it is asked.
+
+    Whether its messages are on their way there or held, the reason is the broker's, and the advice names the way out.
+    """
+    network = ScriptedNetwork()
+    network.unknown.add(1)
+    async with producer_on(network) as producer:
+        futures = [producer.send("s", b"0", key=b"k"), producer.send("s", b"1")]
+        await eventually(lambda: network.asked > 2)
+        held = 0
+        for _ in range(300):
+            held += len(producer._senders["s"].held)
+            reasons = set(producer.stats.waiting.values())
+            entries = producer.waiting().keys
+            assert reasons == {entry.reason for entry in entries}
+            assert all("does not hold this partition" in reason for reason in reasons)
+            for entry in entries:
+                assert "keylane broker evacuate g --accept-loss" in entry.advice
+                assert "keylane subject operations" not in entry.advice
+            await asyncio.sleep(0.001)
+        assert held
+        late = producer.send("s", b"2", key=b"k2", timeout_ms=30)
+        with pytest.raises(DeliveryTimeoutError, match="does not hold this partition"):
+            await late
+        network.unknown.clear()
+        await asyncio.gather(*futures)
+
+
 async def test_messages_wait_for_the_metaserver_when_there_is_no_route_yet():
     """There is no partition; the advice is about the metaserver."""
     network = ScriptedNetwork()
@@ -181,9 +215,14 @@ async def test_messages_wait_for_the_metaserver_when_there_is_no_route_yet():
 def test_advice_names_the_remedy_of_a_failure():
     """A silent server is started again, a full disk needs space, a newer route comes by itself."""
     assert "start broker group g again" in broker_cause(OutcomeUnknownError(), "g").advice
-    assert broker_cause(DiskFullError(), "g").advice == DiskFullError.hint
+    assert broker_cause(DiskFullError(), "g").advice == (f"at broker group g: {DiskFullError.hint}")
+    read_only = broker_cause(BrokerReadOnlyError(), "g").advice
+    assert "broker group g:" in read_only
+    assert "keylane broker health" in read_only
+    for gone in (PartitionUnknownError(), WrongBrokerError()):
+        assert "keylane broker evacuate g --accept-loss" in broker_cause(gone, "g").advice
     assert "by itself" in broker_cause(StaleRouteError(), "g").advice
-    assert broker_cause(ForeignServerError(), "g").advice == ForeignServerError.hint
+    assert ForeignServerError.hint in broker_cause(ForeignServerError(), "g").advice
     assert route_cause(OutcomeUnknownError()).advice == META_DOWN
     assert route_cause(ForeignServerError()).advice == ForeignServerError.hint
 

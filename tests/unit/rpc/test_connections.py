@@ -79,5 +79,7 @@ async def test_broker_of_closed_connections_is_a_typed_error():
     connections = Connections(None, timeout_ms=5_000, what="producer")
     connections.open()
     await connections.close()
-    with pytest.raises(ClosedError, match="the producer is not open"):
+    with pytest.raises(ClosedError, match="the producer is not open") as refused:
         connections.broker_at("127.0.0.1:1")
+    assert refused.value.message == "the producer is not open"
+    assert "`async with` block" in refused.value.hint

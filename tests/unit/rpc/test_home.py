@@ -60,16 +60,19 @@ def test_another_event_loop_is_refused_by_name():
     try:
         first.run_until_complete(opened(client))
         first.run_until_complete(check())
-        with pytest.raises(OtherLoopError, match="in another event loop"):
+        with pytest.raises(OtherLoopError, match="in another event loop") as alive:
             second.run_until_complete(check())
+        assert "come back to its loop" in alive.value.hint
         with pytest.raises(OtherLoopError):
             client.home.check()
         with pytest.raises(OtherLoopError):
             second.run_until_complete(client.close())
         first.run_until_complete(client.network.close())
         first.close()
-        with pytest.raises(OtherLoopError, match="has ended"):
+        with pytest.raises(OtherLoopError, match="has ended") as ended:
             second.run_until_complete(check())
+        assert "open the client again in the present one" in ended.value.hint
+        assert "come back" not in ended.value.hint
         second.run_until_complete(opened(client))
         second.run_until_complete(check())
         second.run_until_complete(client.close())

@@ -221,6 +221,7 @@ async def test_full_disk_keeps_nothing_and_heals(desk, disk, clock):
     failed = await asyncio.gather(*calls, desk.host(2), return_exceptions=True)
 
     assert [type(error) for error in failed] == [DiskFullError] * 4
+    assert all(str(error).startswith("broker group 'g1': ") for error in failed)
     assert disk.size("log/" + "0" * 20 + ".log") == size
     with pytest.raises(BrokerReadOnlyError):
         await desk.append(batch(sequence=2))

@@ -16,7 +16,7 @@ from keylane.consumer.handling.not_acked import (
     asked_wait_ms,
     only_retry,
 )
-from keylane.protocol.errors import ConfigError
+from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.message import Message
 from support.handling import Client, in_virtual_time, virtual_loop, workers_of
 
@@ -144,7 +144,7 @@ def test_reason_is_logged_without_a_traceback(caplog):
 @pytest.mark.parametrize("after_s", [-1, 86_401, float("nan"), float("inf"), "5", True])
 def test_seconds_are_refused_when_they_are_no_time(after_s):
     """A negative or endless wait, or text."""
-    with pytest.raises(ConfigError, match="after_s must be seconds from 0 to 86400"):
+    with pytest.raises(InvalidRequestError, match="after_s must be seconds from 0 to 86400"):
         Retry(after_s=after_s)
 
 

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import sqlalchemy as sa
 
-from keylane.metaserver.cluster.brokers import broker_views, cordon_broker, no_host, report_broker
+from keylane.metaserver.cluster.brokers import (
+    broker_views,
+    cordon_broker,
+    no_host,
+    note_refused,
+    refused_views,
+    report_broker,
+)
 from keylane.metaserver.cluster.subjects import plan_subject
+from keylane.metaserver.sql.schema import lost_folders
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
 from keylane.protocol.errors import NotEnoughBrokersError
 from keylane.protocol.membership.broker_views import BrokerView
@@ -78,3 +87,25 @@ def test_creation_says_of_each_broker_why_it_can_take_no_partition(rows: Rows) -
 def test_creation_says_that_no_broker_has_reported_itself_yet(rows: Rows) -> None:
     with pytest.raises(NotEnoughBrokersError, match="no broker has reported itself yet"):
         rows.run(plan_subject, CreateSubject(subject="s"), subjects_max=10)
+
+
+def refuse(rows: Rows, broker_id: str, opening: str = "") -> str:
+    """The advice about a broker of g1 that is refused."""
+    heartbeat = BrokerHeartbeat(
+        broker_group="g1", broker_id=broker_id, address="elsewhere:1", opening=opening
+    )
+    rows.run(note_refused, heartbeat, "not this one", ttl_ms=TTL_MS)
+    (refused,) = rows.run(refused_views)
+    return str(refused.advice)
+
+
+def test_list_names_the_way_out_for_each_folder_that_is_refused(rows: Rows) -> None:
+    """Another folder, an older copy, a copy beside the group's own broker, and one whose loss was accepted."""
+    report(rows, "g1")
+    assert refuse(rows, "g1", "older") == "stop this broker: the folder is in use elsewhere"
+    assert "evacuate g1 --accept-loss" in refuse(rows, "another")
+    rows.clock.advance(TTL_MS + 1)
+    assert "keylane broker accept g1" in refuse(rows, "g1", "older")
+    lost = {"broker_id": "g1", "broker_group": "g1"}
+    rows.run(lambda connection: connection.execute(sa.insert(lost_folders).values(lost)))
+    assert refuse(rows, "g1", "older") == "start the broker with an empty folder"

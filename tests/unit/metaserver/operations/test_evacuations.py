@@ -4,6 +4,9 @@ A silent broker group is evacuated although operations wait for it: each subject
 
 from __future__ import annotations
 
+import pytest
+
+from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import plan_subject, read_route
 from keylane.metaserver.groups.lease_rows import note_drained, read_grants
 from keylane.metaserver.groups.sessions import join_group
@@ -15,7 +18,8 @@ from keylane.metaserver.operations.journal import (
     release_operation,
 )
 from keylane.metaserver.operations.views import operation_views
-from keylane.protocol.control import CreateSubject, Join
+from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
+from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy
 from support.sql.rows import Rows
@@ -201,3 +205,21 @@ def test_group_reads_the_source_first_when_it_joins_after_its_return(rows: Rows)
     assert granted(rows, "late") == [parent.partition_id]
     rows.run(note_drained, session_of("late"), [parent.partition_id])
     assert granted(rows, "late") == [child]
+
+
+@pytest.mark.parametrize("flag", ["without_source", "accept_loss"])
+def test_evacuation_of_a_broker_killed_moments_ago_says_when_to_ask_again(rows: Rows, flag: str):
+    """It cannot be told from one that answers until its ttl is over; what it says is right for both, and comes true."""
+    rows.create("s", 2)
+    heartbeat = BrokerHeartbeat(broker_group="g1", broker_id="g1", address="g1:1")
+    rows.run(report_broker, heartbeat, ttl_ms=10_000)
+    rows.clock.advance(2_500)
+    ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", **{flag: True})
+    with pytest.raises(InvalidRequestError) as refused:
+        rows.run(plan_evacuations, ask)
+    said = refused.value.message
+    assert "'g1' reported itself 2.5 s ago, within its ttl" in said
+    assert "ask again once it is silent, at the latest in 8 s" in said
+    assert "If it answers, evacuate it without --without-source and --accept-loss" in said
+    rows.clock.advance(8_000)
+    assert len(rows.run(plan_evacuations, ask)) == 1
