@@ -77,7 +77,9 @@ class KeyParking:
         """Take over what the parents have parked, if that is not done, and learn which keys are parked."""
         blocks = self._context.settings.failure_policy is FailurePolicy.BLOCK
         self._redrives.careful = answer.suspects_upto > 0 and not blocks
+        self._redrives.inherits = True
         rows = await self.refresh() if await self._ancestors.adopt_all(answer) else []
+        self._redrives.inherits = False
         await self._retrying.begin(rows, careful=answer.suspects_upto > 0)
         if self._ancestors.unneeded:
             self._ancestors.tell()

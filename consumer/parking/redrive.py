@@ -8,6 +8,7 @@ out as they are: each by itself, and those that fail again stay.
 
 After the end of an owner that did not release, a redriven message may have ended its process.  Then one key at a time is
 redriven, and it is parked again before its messages are handed out: if the process ends again, it stays parked.
+Dead letters that were chosen before that end are dead letters as before; those that are chosen later are handed out.
 
 Invariants
     Of a key the messages of one window are with handlers at a time, and they are all that is with handlers.
@@ -208,6 +209,8 @@ class Redrives:
         self._free = free
         self.careful = False
         """The owner before ended without a release."""
+        self.inherits = False
+        """What begins now was chosen before this owner had the partition."""
         self._alone = asyncio.Lock()
         self._tasks: dict[ParkKey, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(AT_ONCE_MAX)
@@ -227,14 +230,14 @@ class Redrives:
         """Have the messages of a key handled again, unless they are."""
         if key in self._tasks or self._client.acked_to_end:
             return
-        task = self._context.spawn(lambda: self._redrive(key), "redrive")
+        careful = self.careful and (key != RETRIED or self.inherits)
+        task = self._context.spawn(lambda: self._redrive(key, careful=careful), "redrive")
         if task is not None:
             self._tasks[key] = task
 
-    async def _redrive(self, key: ParkKey) -> None:
+    async def _redrive(self, key: ParkKey, *, careful: bool) -> None:
         try:
             failures = 0
-            careful = self.careful
             async with self._alone if careful else self._turns:
                 while not self._client.acked_to_end:
                     try:

@@ -1,4 +1,4 @@
-"""Which partitions a reader may read now: a partition after all its parents, so that keys keep their order.  Pure."""
+"""Which partitions a reader may read now: a partition after all its ancestors, so that keys keep their order.  Pure."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ class LineageOrder:
         self._logical = None if key is None else logical_partition(key)
         self._partition = partition
         self._parents: dict[int, tuple[int, ...]] = {}
+        """Of every known partition."""
+        self._readable: list[PartitionHistory] | None = None
+        """None: something has changed since it was found."""
         self._left: dict[int, PartitionHistory] = {}
         self._waits_for_children: set[int] = set()
         """Partitions that are read to their end, and whose children are not known yet."""
@@ -39,6 +42,7 @@ class LineageOrder:
                 continue
             if partition.state is PartitionState.PLANNED:
                 continue
+            self._readable = None
             self._parents[partition_id] = tuple(map(int, partition.parents))
             self._waits_for_children.difference_update(partition.parents)
             if past.lost or partition.state is PartitionState.EXPIRED:
@@ -57,15 +61,29 @@ class LineageOrder:
 
     def readable(self) -> list[PartitionHistory]:
         """The partitions that may be read now, by id."""
-        return [
-            self._left[partition_id]
-            for partition_id in sorted(self._left)
-            if not any(parent in self._left for parent in self._parents[partition_id])
-        ]
+        if self._readable is None:
+            self._readable = [self._left[partition_id] for partition_id in self._free()]
+        return self._readable
+
+    def _free(self) -> list[int]:
+        """The partitions left that continue none which is left: also not through those that were empty, or are gone."""
+        free = []
+        held: set[int] = set()
+        """Those that are left, and all that continue them."""
+        for partition_id, parents in sorted(self._parents.items()):  # parents have lower ids
+            waits = not held.isdisjoint(parents)
+            if partition_id in self._left:
+                held.add(partition_id)
+                if not waits:
+                    free.append(partition_id)
+            elif waits:
+                held.add(partition_id)
+        return free
 
     def finish(self, partition_id: int) -> None:
         """Note that a partition is read to the end of what is wanted of it."""
         del self._left[partition_id]
+        self._readable = None
         if not any(partition_id in parents for parents in self._parents.values()):
             self._waits_for_children.add(partition_id)
 

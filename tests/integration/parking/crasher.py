@@ -1,7 +1,7 @@
 """A consumer process for tests that ends when a handler gets a message of the key `bad`.
 
-Run as `python crasher.py META SUBJECT FILE MANNER`.  MANNER: "one", "slow", "batch", "iterated", "arrow" or "shared".  One line of the file per message
-that a handler gets: KEY VALUE ATTEMPT.
+Run as `python crasher.py META SUBJECT FILE MANNER`.  MANNER: "one", "slow", "dead", "batch", "iterated", "arrow" or "shared".  One line of the file per
+message that a handler gets: KEY VALUE ATTEMPT.
 """
 
 import asyncio
@@ -30,6 +30,7 @@ async def main() -> None:
         handlers = {
             "one": {"handler": handle},
             "slow": {"handler": handle},
+            "dead": {"handler": handle},
             "shared": {"handler": handle},
             "batch": {"batch_handler": handle_all},
         }
@@ -39,7 +40,7 @@ async def main() -> None:
             group="g",
             ttl_ms=10_000 if manner == "arrow" else 1_000,
             instance="crasher" if manner == "arrow" else None,
-            on_failure="block" if manner == "arrow" else "park",
+            on_failure={"arrow": "block", "dead": "dead"}.get(manner, "park"),
             consume_strategy="shared" if manner == "shared" else None,
             **handlers.get(manner, {}),
         )

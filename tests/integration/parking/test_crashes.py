@@ -156,6 +156,41 @@ async def test_redriven_message_that_ends_its_process_is_parked_again(
     assert handed(path, "bad") == [(0, 1), (0, 1)]
 
 
+async def test_dead_letter_that_ended_its_process_is_handled_when_it_is_retried(
+    shared_cluster: Cluster, tmp_path: Path
+):
+    """Also by an owner that followed such an end; only what was chosen before that end is a dead letter as before."""
+    subject, path, handler = "crash-retried", tmp_path / "handed", Handler()
+    await shared_cluster.create(subject, partitions=1)
+    async with (
+        asyncio.timeout(60),
+        Producer(shared_cluster.meta) as producer,
+        Admin(shared_cluster.meta) as admin,
+    ):
+
+        async def dead_letters() -> int:
+            return sum([view.messages async for view in admin.parked(subject, "g", dead=True)])
+
+        await send(producer, subject, b"bad", 0)
+        for ended in range(3):
+            with crasher(shared_cluster, subject, path, "dead") as process:
+                if ended == 2:
+                    while not await dead_letters():
+                        await asyncio.sleep(0.02)
+                    await admin.redrive(subject, "g", key=b"bad", dead=True)
+                await eventually(lambda process=process: process.poll() is not None)
+                assert process.returncode == 9, process.stderr.read()
+        assert not await dead_letters(), "it is chosen"
+        async with consumer_of(shared_cluster, subject, handler, on_failure="dead"):
+            while not await dead_letters():
+                await asyncio.sleep(0.02)
+            assert not handler.tried
+            await admin.redrive(subject, "g", key=b"bad", dead=True)
+            await eventually(lambda: handler.handled[b"bad"] == [0])
+            while await dead_letters():
+                await asyncio.sleep(0.02)
+
+
 async def test_message_of_a_shared_group_that_ends_its_process_is_buried(
     shared_cluster: Cluster, tmp_path: Path
 ):

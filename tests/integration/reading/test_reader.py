@@ -102,6 +102,22 @@ async def test_reader_keeps_the_order_of_keys_through_resizes_and_moves(shared_c
     assert await groups_of(shared_cluster, subject) == []
 
 
+async def test_reader_keeps_the_order_of_keys_when_a_partition_between_is_empty(
+    shared_cluster: Cluster,
+):
+    """The first partition takes several chunks, while the last one has a single message."""
+    subject = "read-past-empty"
+    await shared_cluster.create(subject, partitions=1)
+    async with Producer(shared_cluster.meta) as producer:
+        for number in range(5):
+            producer.send(subject, b"%d" % number + b" " * 500_000, key=b"a")
+        await producer.flush()
+        await move_all(shared_cluster, subject)
+        await move_all(shared_cluster, subject)
+        await producer.send(subject, b"5", key=b"a")
+    assert by_key(await read(shared_cluster, subject)) == {b"a": list(range(6))}
+
+
 async def test_reader_begins_and_stops_at_times_and_offsets(shared_cluster: Cluster):
     await shared_cluster.create("read-bounds", partitions=2)
     await send(shared_cluster, "read-bounds", range(5))

@@ -82,3 +82,15 @@ def test_partitions_whose_data_is_gone_hold_up_none():
     assert order.learn([*gone, past(3, 0, 1024, 1, 2, state=OPEN)]) == gone
     assert order.learn(gone) == []
     assert ids(order) == [3]
+
+
+def test_partition_waits_for_what_an_empty_or_lost_one_continues():
+    """Otherwise the messages of a key that were sent before would come after those sent behind the empty partition."""
+    order = LineageOrder()
+    chain = [past(1, 0, 1024), past(2, 0, 1024, 1), past(3, 0, 1024, 2, lost=True)]
+    order.learn([*chain, past(4, 0, 512, 3), past(5, 512, 1024, 3), past(6, 512, 1024, 5)])
+    order.finish(2)  # nothing is stored in it
+    order.finish(5)
+    assert ids(order) == [1]
+    order.finish(1)
+    assert ids(order) == [4, 6]
