@@ -312,7 +312,7 @@ CRASHED = "crashed"
 
 def crash_of(times: str, *, at_ms: int, attempts: int) -> Failure:
     """What is kept of a message that ended the process of its consumer; no consumer could say more."""
-    text = f"the process of its consumer ended while the message was handled, {times}"
+    text = f"the process of its consumer ended while it was handled, {times}"
     return Failure(CRASHED, text, "", at_ms, attempts)
 
 

@@ -1,11 +1,14 @@
-"""The simulation's own facts: which brokers say that a partition is sealed, and which processes hear a signal."""
+"""The simulation's own facts: which brokers say that a partition is sealed, which processes hear a signal, what order is."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 from keylane.broker.store.store import Store
 from keylane.testing.machines.disk import SimDisk
 from keylane.testing.machines.loop import Process
 from keylane.testing.machines.signals import SimStopSignals, send_stop
+from sim.actors.onlooker import ancestors_of, disorder_of
 from sim.machines.clock import ManualClock
 from sim.machines.promises import is_sealed
 from sim.machines.store import Desk, open_store
@@ -46,3 +49,23 @@ def test_signal_says_whether_the_process_listens():
 
     assert process.context.run(listen)
     assert not send_stop(process)
+
+
+def message_at(partition_id: int, offset: int, key: bytes = b"k") -> Any:
+    return SimpleNamespace(partition_id=partition_id, offset=offset, key=key)
+
+
+def past(partition_id: int, *parents: int) -> Any:
+    return SimpleNamespace(partition=SimpleNamespace(partition_id=partition_id, parents=parents))
+
+
+def test_order_of_readers_is_that_of_the_lineage_also_past_partitions_without_messages():
+    ancestors = ancestors_of([past(1), past(2, 1), past(3, 2), past(4)])
+    assert ancestors[3] == {1, 2}
+    first, second, third = message_at(1, 0), message_at(1, 1), message_at(3, 0)
+    assert disorder_of([first, second, third], ancestors) == []
+    assert (
+        disorder_of([first, message_at(4, 0), message_at(3, 0, b"other"), second], ancestors) == []
+    )
+    for disordered in ([first, third, second], [second, first, third], [first, first]):
+        assert len(disorder_of(disordered, ancestors)) == 1, disordered

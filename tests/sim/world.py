@@ -24,6 +24,7 @@ from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import Cordon, OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy
 from keylane.rpc.client import MetaClient
+from keylane.rpc.environment import AMBIENT, Environment
 from keylane.testing.machines.disk import Crashed
 from keylane.testing.machines.loop import Process, SimLoop, StuckError
 from keylane.testing.machines.machine import Machine
@@ -33,6 +34,7 @@ from sim.actors.consumers import BESIDE, ConsumerHost
 from sim.actors.creating import SECOND, Creator, is_creating
 from sim.actors.hosts import META_SETTINGS, BrokerHost, Host, MetaHost
 from sim.actors.losing import Loser, is_losing
+from sim.actors.onlooker import read_everything
 from sim.actors.operators import Operator, is_operated
 from sim.actors.outboxes import Outboxes, has_outbox
 from sim.actors.poison import owed, told, unhandled
@@ -111,7 +113,9 @@ class World:
         self._build()
         self.outboxes = self._add_outboxes()
         self._operator = Process("operator")
-        self._operator_meta = MetaClient(SimNetwork(self.internet, self._operator), self._meta)
+        network = SimNetwork(self.internet, self._operator)
+        self._operator.context.run(AMBIENT.set, Environment(network=network))
+        self._operator_meta = MetaClient(network, self._meta)
         self._operations: list[asyncio.Task[None]] = []
         self.faults = Faults(self)
         self.operator = Operator(self, self._operator_meta)
@@ -405,6 +409,9 @@ class World:
         drained_s = self.loop.now - healed_at
         self.outboxes.settle()
         await self._in_operator(self._tell_abandoned())
+        self.loop.faults += await self._in_operator(
+            read_everything(self._operator_meta, self._meta, SUBJECT)
+        )
         for broker in self.brokers:
             if self.rng.random() < 0.5:
                 work = broker.close_store()

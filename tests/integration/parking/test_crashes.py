@@ -84,7 +84,10 @@ async def test_message_that_ends_its_process_is_parked(
         listed = await asyncio.to_thread(
             run_keylane, "parked", "list", subject, "g", "--meta", shared_cluster.meta
         )
-        assert "crashed: the process of its consumer ended" in " ".join(listed.stdout.split())
+        assert (
+            "crashed: the process of its consumer ended while it was handled, 2 times"
+            in " ".join(listed.stdout.split())
+        )
     assert handed(path, "bad") == [(0, 1), (0, 1)]
     assert [value for value, _ in handed(path, "b")][-1] == 3
 

@@ -15,8 +15,6 @@ from keylane.broker.partition.partition import HostedPartition
 from keylane.broker.store.store import Store
 from keylane.checker.findings import Findings
 from keylane.protocol.errors import KeylaneError
-from keylane.rpc.environment import AMBIENT, Environment
-from keylane.testing.machines.network import SimNetwork
 from sim.actors.clients import SUBJECT
 from sim.actors.consumers import ConsumerHost
 from sim.actors.hosts import META_SETTINGS
@@ -138,8 +136,6 @@ class FeatureWorld(World):
         """What the brokers' disks have at the end."""
         super().__init__(STRIDE * self.number)
         self.seed = STRIDE * self.number
-        network = SimNetwork(self.internet, self._operator)
-        self._operator.context.run(AMBIENT.set, Environment(network=network))
         self.feature = self._kind(self)
         self.feature.build()
         service: Any = _Services(

@@ -145,6 +145,7 @@ CATCHES: dict[str, int] = {
     "pulls_do_not_wait": 0,
     "ranges_above_the_cursor_forgotten": 3,
     "readable_before_durable": 1,
+    "readers_pass_empty_partitions": 8,
     "reads_begin_one_batch_late": 2,
     "receipt_of_another_message": 2,
     "recorded_batches_wait_behind_new_ones": 1_000_000_002,

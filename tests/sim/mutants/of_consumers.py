@@ -21,6 +21,7 @@ from keylane.consumer.pulling.acks import AckQueue
 from keylane.consumer.pulling.fetch_offsets import FetchOffsets
 from keylane.consumer.pulling.lifetime import Lifetime
 from keylane.consumer.pulling.pull_client import PullClient
+from keylane.consumer.reading.lineage_order import LineageOrder
 from keylane.protocol.errors import UnreachableError
 from sim.mutants.mutant import Breaks, Patches
 
@@ -291,6 +292,19 @@ def lost_heartbeat_renews(patches: Patches) -> None:
     real = patches.set(shared_heartbeats, "_fail", fail)
 
 
+def readers_pass_empty_partitions(patches: Patches) -> None:
+    """A partition is read once its parents are, whatever they continue: an empty one is from the start."""
+
+    def free(self: Any) -> list[int]:
+        return [
+            number
+            for number in sorted(self._left)
+            if not any(parent in self._left for parent in self._parents[number])
+        ]
+
+    patches.set(LineageOrder, "_free", free)
+
+
 BREAKS: tuple[Breaks, ...] = (
     deadline_not_checked,
     deadline_from_the_answer,
@@ -317,4 +331,5 @@ BREAKS: tuple[Breaks, ...] = (
     awaitables_are_not_awaited,
     room_of_pulls_is_never_free,
     lost_heartbeat_renews,
+    readers_pass_empty_partitions,
 )
