@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from ..protocol.address import addresses_of
@@ -261,8 +262,7 @@ class Consumer(Resident, Owned, Taking[V]):
         self._assignments = self._new_assignments(membership, dispatch)
         self._connections.home.on_fork = self._assignments.forked
         try:
-            await self._connections.wait_for(meta)
-            await membership.start(self._assignments)
+            await self._connections.wait_for(meta, partial(membership.start, self._assignments))
             self._assignments.start()
         except BaseException as error:
             await clean_up(self._give_up_opening(dispatch, error))

@@ -125,8 +125,7 @@ class Producer(Sending[V], Generic[V]):
         self._ending = None
         self._opened = asyncio.Event()
         try:
-            await self._connections.wait_for(meta)
-            await meta.health()
+            await self._connections.wait_for(meta, meta.health)
             if not self._connections.wanted:
                 raise ClosedError("the producer was closed while it was opened")
             self._open = True

@@ -14,6 +14,7 @@ from ..protocol.errors import (
     KeylaneError,
     OutcomeUnknownError,
     RetryRule,
+    UnreachableError,
 )
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.settings import CALL_TIMEOUT_MS, is_within
@@ -28,6 +29,10 @@ from .tls.settings import tls_of_environment
 
 WAIT_S_MAX = 86_400
 READY_POLL_S = 0.1
+
+
+async def _nothing() -> None:
+    """Begin nothing."""
 
 
 class Connections:
@@ -145,21 +150,36 @@ class Connections:
 
         return make, close
 
-    async def wait_for(self, meta: MetaClient) -> None:
+    async def wait_for(
+        self, meta: MetaClient, begin: Callable[[], Awaitable[object]] = _nothing
+    ) -> None:
         """
-        Wait for metaservers that are still starting, at most `wait_s`; with 0 they are not asked.
+        Wait for metaservers that are still starting, at most `wait_s`, and await what `begin` returns.
+
+        With a `wait_s` of 0 they are not asked, and `begin` is called once.  Else it is called again if what it asked has
+        not answered, as a metaserver that ended just then, until `wait_s` is over.
 
         Raises:
             ClosedError: `wait_no_more` was called meanwhile; every connection is closed.
-            KeylaneError: as of `wait_until_ready`; every connection is closed.
+            KeylaneError: as of `wait_until_ready`; every connection is closed.  Or as `begin` raised it.
         """
-        if not self.wait_s:
-            return
+        now_s = asyncio.get_running_loop().time
+        until_s = now_s() + self.wait_s
+        while True:
+            if self.wait_s:
+                await self._wait_until_ready(meta, max(0, until_s - now_s()))
+            try:
+                await begin()
+                return
+            except UnreachableError as error:
+                if error.retry is RetryRule.NEVER or now_s() + READY_POLL_S >= until_s:
+                    raise
+                await asyncio.sleep(READY_POLL_S)
+
+    async def _wait_until_ready(self, meta: MetaClient, wait_s: float) -> None:
         try:
             async with Race() as race:
-                ready = race.start(
-                    wait_until_ready(meta, self.wait_s), name="wait for a metaserver"
-                )
+                ready = race.start(wait_until_ready(meta, wait_s), name="wait for a metaserver")
                 race.start(self._unwanted.wait(), name="wait for close")
                 await race.first()
                 if not ready.done():

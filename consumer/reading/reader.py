@@ -175,8 +175,7 @@ class Reader(Resident, Generic[V]):
         try:
             self._reset()
             self._meta = MetaClient(network, self._addresses, timeout_ms=self._timeout_ms)
-            await self._connections.wait_for(self._meta)
-            await self._begin()
+            await self._connections.wait_for(self._meta, self._begin)
         except BaseException:
             await clean_up(self._connections.close())
             raise

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from keylane import Admin, Consumer, Message, Producer, QueueReader
-from keylane.protocol.control import Health
+from keylane.protocol.control import Health, Join
 from keylane.protocol.errors import (
     ClosedError,
     ConfigError,
@@ -20,6 +20,7 @@ from keylane.protocol.errors import (
     KeylaneError,
     NotSentError,
     OutcomeUnknownError,
+    SubjectUnknownError,
 )
 from keylane.rpc.client import MetaClient
 from keylane.rpc.connections import wait_until_ready
@@ -101,6 +102,45 @@ def clients(network: StartingNetwork, wait_s: float):
         Consumer(ADDRESS, subject="s", group="g", wait_s=wait_s, _environment=environment),
         QueueReader(ADDRESS, subject="s", wait_s=wait_s, _environment=environment),
     ]
+
+
+class EndingNetwork(StartingNetwork):
+    """A metaserver that is ready, ends before it answers the first joins, and then lacks the subject."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__(READY)
+        self.sessions: list[str] = []
+        self._failures = failures
+
+    async def control(self, method, address, path, answer, *, body=None, **more):
+        if answer is Health:
+            return await super().control(method, address, path, answer, **more)
+        assert isinstance(body, Join), "a consumer that has not joined asks nothing else"
+        self.sessions.append(body.session)
+        if len(self.sessions) <= self._failures:
+            raise OutcomeUnknownError("the connection ended")
+        raise SubjectUnknownError(subject="s")
+
+
+async def test_join_is_sent_again_when_the_metaserver_ends_before_its_answer():
+    """With the same session, because the first join may have been done."""
+    network = EndingNetwork(3)
+    consumer = clients(network, 60)[1]
+    with pytest.raises(SubjectUnknownError):
+        await asyncio.wait_for(consumer.__aenter__(), 30)
+    assert len(network.sessions) == 4
+    assert len(set(network.sessions)) == 1
+
+
+@pytest.mark.parametrize(("wait_s", "least"), [(0, 1), (0.4, 2)])
+async def test_last_failure_of_a_join_is_raised_when_the_wait_is_over(wait_s, least):
+    """Without a wait it is sent once."""
+    network = EndingNetwork(1_000)
+    consumer = clients(network, wait_s)[1]
+    with pytest.raises(OutcomeUnknownError, match="the connection ended"):
+        await asyncio.wait_for(consumer.__aenter__(), 30)
+    assert least <= len(network.sessions) <= 5 * least
+    assert "closed" in repr(consumer)
 
 
 @pytest.mark.parametrize("index", range(3))
