@@ -371,7 +371,7 @@ class Membership:
                 self._reports.release()
         except (TimeoutError, KeylaneError) as error:
             name = partition_name(self._subject, partition_id, self._group)
-            log.info("%s: report: %s", name, error or "too many before it")
+            log.info("%s: report: %s", name, getattr(error, "message", "too many before it"))
 
     @property
     def _timeout_ms(self) -> int:

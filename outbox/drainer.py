@@ -107,7 +107,7 @@ class Drainer:
                     await self._round()
                 attempt = 0
             except (KeylaneError, TokenPassedError) as error:
-                log.info("outbox: read again: %s", error)
+                log.info("outbox: read again: %s", getattr(error, "message", error))
                 await self._forget()
                 attempt += 1
                 await self._pause(self._settings.backoff.wait_ms(attempt, self._rng))
@@ -371,7 +371,7 @@ class Drainer:
             try:
                 await self._database.run(release, self._tables, token=token)
             except (KeylaneError, TokenPassedError) as error:
-                log.info("outbox: the lease ends by its time: %s", error)
+                log.info("outbox: the lease ends by its time: %s", getattr(error, "message", error))
 
 
 def stopped(fault: BaseException) -> InternalError:

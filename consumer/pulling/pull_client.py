@@ -584,7 +584,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
                 await self._release()
         except (TimeoutError, KeylaneError) as error:
             # The next owner's higher token takes the partition all the same; messages without an ack are redelivered.
-            log.info("%s: hand-over: %s", self.log_name, error or "too slow")
+            log.info("%s: hand-over: %s", self.log_name, getattr(error, "message", "too slow"))
         finally:
             self._acks.end()
             self._room.leave()

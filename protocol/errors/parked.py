@@ -31,7 +31,10 @@ class ParkedKeyUnknownError(RefusedError):
 
     code = 1252
     summary = "no message of this key is parked"
-    hint = "It may be handled by now: `keylane parked list SUBJECT GROUP` shows what is parked."
+    hint = (
+        "It may be handled by now: `keylane parked list SUBJECT GROUP` shows what is parked, `keylane dead list SUBJECT "
+        "GROUP` the dead letters."
+    )
     partition_id = Detail(int)
 
 

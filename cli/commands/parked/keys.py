@@ -40,8 +40,11 @@ async def list_parked(
             views = [view async for view in admin.parked(subject, group, **asked)]
     if output is OutputFormat.JSON:
         show_json([key_facts(view) for view in views])
-    else:
+    elif views:
         show_table(parked_table(f"{group} on {subject}", views))
+    else:
+        what = "no dead letters" if selection.among_dead else "nothing is parked"
+        show_line(f"{group} on {subject}: {what}")
 
 
 async def redrive_parked(
@@ -94,7 +97,8 @@ async def selected(
 
 def parked_table(whose: str, views: Sequence[ParkedKeyView]) -> Table:
     """Parked keys, one in each row."""
-    title = f"{whose}: {_sum(views)} parked" if views else f"{whose}: nothing is parked"
+    parked = any(view.key is not None or view.tries for view in views)
+    title = f"{whose}: {_sum(views)}{' parked' if parked else ''}"
     rows: list[tuple[object, ...]] = []
     for _, group in groupby(views, key=_which):
         of_one = list(group)

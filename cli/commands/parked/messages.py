@@ -44,7 +44,8 @@ async def show_parked(
         for each in messages:
             _print_json(each)
     else:
-        title = f"{_whose(selection)}: the first {counted(len(messages), 'parked message')}"
+        cut = "the first " if len(messages) >= first else ""
+        title = f"{_whose(selection)}: {cut}{counted(len(messages), 'message')}"
         show_table(message_table(title, messages))
 
 

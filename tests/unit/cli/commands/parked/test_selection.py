@@ -136,7 +136,8 @@ def test_table_has_a_row_for_each_key():
     assert first[8:] == [first[8], "host-1:worker", "-"]
     assert first[7].startswith("1970-01-01T00:00:00.007")
     assert second[5:] == ["-"] * 6
-    assert parked_table("g on s", []).title == "g on s: nothing is parked"
+    dead_alone = parked_table("g on s", [view(None, failure=None, first_offset=-1)])
+    assert dead_alone.title == "g on s: 2 dead letters"
 
 
 def test_table_shows_what_waits_for_retry_with_its_tries_and_its_next_time():
@@ -171,7 +172,7 @@ def test_table_has_a_row_for_many_errors_of_one_kind():
     errors = [view(None, failure=Failure("E", str(place), "c", 7, 5)) for place in range(25)]
     table = parked_table("g on s", errors)
     rows = cells(table)
-    assert table.title == "g on s: 50 dead letters parked"
+    assert table.title == "g on s: 50 dead letters"
     assert len(rows) == 21
     assert (rows[20][0], rows[20][3], rows[20][8]) == ("7", "10", "(5 more errors)")
 
