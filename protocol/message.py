@@ -142,10 +142,10 @@ class Message(msgspec.Struct, Generic[V], gc=False):
                 before, its next owner gets it at once.
 
         Raises:
-            InvalidRequestError: the message is acked, or given back already, or it was passed to a handler.
+            InvalidRequestError: the message is acked, or given back already, or it was passed to a handler; or `after_s`
+                is no such number.
             LeaseLostError: another consumer owns the partition now, and the message is delivered to it again.
             ClosedError: no consumer delivered the message.
-            InvalidRequestError: `after_s` is no such number.
         """
         if self.delivery is None:
             raise not_handed_out("this message")

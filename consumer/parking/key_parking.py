@@ -78,8 +78,10 @@ class KeyParking:
         blocks = self._context.settings.failure_policy is FailurePolicy.BLOCK
         self._redrives.careful = answer.suspects_upto > 0 and not blocks
         self._redrives.inherits = True
-        rows = await self.refresh() if await self._ancestors.adopt_all(answer) else []
-        self._redrives.inherits = False
+        try:
+            rows = await self.refresh() if await self._ancestors.adopt_all(answer) else []
+        finally:
+            self._redrives.inherits = False
         await self._retrying.begin(rows, careful=answer.suspects_upto > 0)
         if self._ancestors.unneeded:
             self._ancestors.tell()

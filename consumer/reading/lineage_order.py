@@ -22,8 +22,6 @@ class LineageOrder:
         self._partition = partition
         self._parents: dict[int, tuple[int, ...]] = {}
         """Of every known partition."""
-        self._readable: list[PartitionHistory] | None = None
-        """None: something has changed since it was found."""
         self._left: dict[int, PartitionHistory] = {}
         self._waits_for_children: set[int] = set()
         """Partitions that are read to their end, and whose children are not known yet."""
@@ -42,7 +40,6 @@ class LineageOrder:
                 continue
             if partition.state is PartitionState.PLANNED:
                 continue
-            self._readable = None
             self._parents[partition_id] = tuple(map(int, partition.parents))
             self._waits_for_children.difference_update(partition.parents)
             if past.lost or partition.state is PartitionState.EXPIRED:
@@ -60,13 +57,7 @@ class LineageOrder:
         return partition.range_start <= self._logical < partition.range_end
 
     def readable(self) -> list[PartitionHistory]:
-        """The partitions that may be read now, by id."""
-        if self._readable is None:
-            self._readable = [self._left[partition_id] for partition_id in self._free()]
-        return self._readable
-
-    def _free(self) -> list[int]:
-        """The partitions left that continue none which is left: also not through those that were empty, or are gone."""
+        """The partitions that may be read now, by id: they continue none that is left, nor through empty or lost ones."""
         free = []
         held: set[int] = set()
         """Those that are left, and all that continue them."""
@@ -75,7 +66,7 @@ class LineageOrder:
             if partition_id in self._left:
                 held.add(partition_id)
                 if not waits:
-                    free.append(partition_id)
+                    free.append(self._left[partition_id])
             elif waits:
                 held.add(partition_id)
         return free
@@ -83,7 +74,6 @@ class LineageOrder:
     def finish(self, partition_id: int) -> None:
         """Note that a partition is read to the end of what is wanted of it."""
         del self._left[partition_id]
-        self._readable = None
         if not any(partition_id in parents for parents in self._parents.values()):
             self._waits_for_children.add(partition_id)
 

@@ -168,7 +168,7 @@ class Reader(Resident, Generic[V]):
             PartitionUnknownError: the subject has no such partition, or its data is gone.
             OffsetOutOfRangeError: an offset is not stored, or beyond the end; `error.first_offset` and `error.next_offset`
                 say what is.
-            NotSentError, OutcomeUnknownError: no metaserver answers after `wait_s`, or the broker of a partition does not.
+            NotSentError, OutcomeUnknownError: after `wait_s` no metaserver answers, or not the broker of a partition.
             AlreadyOpenError, ForkedError: the reader is open, or was before a fork.
         """
         network = self._connections.open()

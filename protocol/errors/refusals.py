@@ -470,7 +470,7 @@ class QueueFullError(RefusedError):
     code = 1181
     summary = "the producer's queue is full"
     retry = RetryRule.LATER
-    hint = "Await each send, or await producer.drain() and send it again.  A cancelled wait is no await."
+    hint = "Await each send, or await producer.drain() and send it again.  A cancelled send stays queued."
     queued_bytes = Detail(int)
 
 

@@ -69,13 +69,12 @@ async def test_other_groups_and_brokers_keep_their_sessions(
             await timed(meta.join(join), joins_s)
             await meta.leave(Leave(session=session))
 
-    heartbeats_s: list[float] = []
-    reports_s: list[float] = []
+    renewals_s: list[float] = []
     flapping = [asyncio.create_task(flap()) for _ in range(FLAPPING)]
     while time.monotonic() < until:
         drained = (next(undrained),)
-        await timed(meta.heartbeat(Heartbeat(session=QUIET, drained=drained)), heartbeats_s)
-        await timed(broker.report(meta), reports_s)
+        await timed(meta.heartbeat(Heartbeat(session=QUIET, drained=drained)), renewals_s)
+        await timed(broker.report(meta), renewals_s)
         await asyncio.sleep(BEAT_SECONDS)
     granted = {
         grant.partition.partition_id
@@ -85,5 +84,4 @@ async def test_other_groups_and_brokers_keep_their_sessions(
     ends = await asyncio.gather(*flapping, return_exceptions=True)
     assert [end for end in ends if end is not None and not isinstance(end, KeylaneError)] == []
     assert joins_s
-    for renewals_s in (heartbeats_s, reports_s):
-        assert statistics.median(renewals_s) < statistics.median(joins_s) / 2
+    assert max(renewals_s) < statistics.median(joins_s) / 2

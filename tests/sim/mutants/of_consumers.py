@@ -295,14 +295,14 @@ def lost_heartbeat_renews(patches: Patches) -> None:
 def readers_pass_empty_partitions(patches: Patches) -> None:
     """A partition is read once its parents are, whatever they continue: an empty one is from the start."""
 
-    def free(self: Any) -> list[int]:
+    def readable(self: Any) -> list[Any]:
         return [
-            number
+            self._left[number]
             for number in sorted(self._left)
             if not any(parent in self._left for parent in self._parents[number])
         ]
 
-    patches.set(LineageOrder, "_free", free)
+    patches.set(LineageOrder, "readable", readable)
 
 
 BREAKS: tuple[Breaks, ...] = (
