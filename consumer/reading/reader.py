@@ -87,6 +87,8 @@ class Reader(Resident, Generic[V]):
     messages of a key come in their order, through resizes and moves.  Others are interleaved.
     """
 
+    _chunk_bytes = CHUNK_BYTES
+
     def __init__(
         self,
         meta: str | Iterable[str],
@@ -384,7 +386,7 @@ class Reader(Resident, Generic[V]):
         offset = place.next_offset
         try:
             answer, payload = await self._broker(place.partition).call(
-                Read(partition_id, offset, CHUNK_BYTES)
+                Read(partition_id, offset, self._chunk_bytes)
             )
         except OffsetOutOfRangeError as error:
             self._skip_removed(place, error)

@@ -20,7 +20,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from functools import cache
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sim.world import World
 
 PROCESSOR_SECONDS_MAX = 60
 """For one seed, which takes less than one: more is a loop that never ends."""
@@ -31,8 +34,12 @@ RANDOM_SEEDS = range(10**6, 10**9)
 """The range from which random seeds are drawn."""
 FEATURES_FIRST = 2 * 10**9
 """Seeds from here on have a feature at work; see `features/world.py`."""
-FEATURES_SHARE = 5
-"""Where all kinds of seeds are run, one of this many further ones has a feature."""
+FOLLOWED_FIRST = 3 * 10**9
+"""In seeds from here on readers follow the subject; see `following/world.py`."""
+FIRSTS = {"usual": 0, "features": FEATURES_FIRST, "followed": FOLLOWED_FIRST}
+"""The first seed of each kind of world."""
+SHARE = 5
+"""Where all kinds of seeds are run, there is one of each other kind for this many usual ones."""
 OUT_OF_DATE = ("TypeError", "AttributeError", "NameError", "ImportError")
 """Errors of a mutant whose target has changed: it has to be mended, it was not caught."""
 NO_CATCH = tuple(
@@ -63,14 +70,13 @@ def run_one(seed: int) -> dict[str, Any]:
     """One seed in this process, as plain values."""
     from keylane.checker.findings import Findings
     from keylane.testing.machines.database import forget_database
-    from sim.features.world import FeatureWorld
-    from sim.world import Outcome, World, run_seed
+    from sim.world import Outcome, run_seed
 
     _freeze()
     signal.signal(signal.SIGPROF, _too_slow)
     signal.setitimer(signal.ITIMER_PROF, PROCESSOR_SECONDS_MAX)
     try:
-        outcome = run_seed(seed, FeatureWorld if seed >= FEATURES_FIRST else World)
+        outcome = run_seed(seed, _kind_of(seed))
     except TooSlow as error:
         forget_database()
         outcome = Outcome(seed, Findings(), 0, 0, "", 0.0, problems=[str(error)])
@@ -80,6 +86,17 @@ def run_one(seed: int) -> dict[str, Any]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     return asdict(outcome) | {"violations": outcome.violations}
+
+
+def _kind_of(seed: int) -> type[World]:
+    """The kind of world of a seed."""
+    from sim.features.world import FeatureWorld
+    from sim.following.world import FollowedWorld
+    from sim.world import World
+
+    if seed >= FOLLOWED_FIRST:
+        return FollowedWorld
+    return FeatureWorld if seed >= FEATURES_FIRST else World
 
 
 def run_many(seeds: list[int]) -> list[dict[str, Any]]:
@@ -147,12 +164,17 @@ def seeds_of(world: str, first: int, count: int) -> list[int]:
     Seeds to run.
 
     Args:
-        world: "usual", "features" (where `first` counts from FEATURES_FIRST on), or "all": of features a share besides.
+        world: "usual", "features" or "followed" (where `first` counts from the kind's first seed on), or "all": of the
+            other kinds a share besides.
     """
-    begin = first if first >= FEATURES_FIRST else FEATURES_FIRST + first
-    usual = [] if world == "features" else list(range(first, first + count))
-    more = {"usual": 0, "features": count, "all": count // FEATURES_SHARE}[world]
-    return usual + list(range(begin, begin + more))
+    if world != "all":
+        begin = first if first >= FIRSTS[world] else FIRSTS[world] + first
+        return list(range(begin, begin + count))
+    return [
+        seed
+        for kind, begin in FIRSTS.items()
+        for seed in range(begin + first, begin + first + (count if kind == "usual" else count // SHARE))
+    ]
 
 
 def outcomes_of(seeds: Sequence[int], workers: int) -> Iterator[dict[str, Any]]:
@@ -195,7 +217,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=0, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--world", default="usual", choices=("usual", "features", "all"))
+    parser.add_argument("--world", default="usual", choices=(*FIRSTS, "all"))
     parser.add_argument("--seed", type=int, help="only this one, with its trace")
     parser.add_argument("--mutants", default="", help="1 for all, or names with commas between")
     parser.add_argument("--limit", type=int, default=MUTANT_SEEDS_MAX, help="seeds for a mutant")

@@ -7,37 +7,35 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from keylane.consumer.reading import reader as reading
+from keylane.consumer.reading.reader import Reader
 from keylane.protocol.errors import UnreachableError
 from keylane.protocol.message import Message
 from keylane.protocol.operations import PartitionHistory
 from keylane.rpc.client import MetaClient
-from sim.mutants.mutant import Patches
 
-CHUNK_BYTES = 200
-"""Small, so that most partitions take several chunks, and a later one may overtake them."""
 TRIES, PAUSE_S = 40, 0.5
+
+
+class SmallReader(Reader[bytes]):
+    """Reads in small chunks, so that most partitions take several, and a later one may overtake them."""
+
+    _chunk_bytes = 200
 
 
 async def read_everything(meta: MetaClient, addresses: Sequence[str], subject: str) -> list[str]:
     """The faults of the order in which a reader gives the messages of a subject."""
-    patches = Patches()
-    patches.set(reading, "CHUNK_BYTES", CHUNK_BYTES)
     left = TRIES
-    try:
-        while True:
-            try:
-                history = (await meta.history(subject)).partitions
-                async with reading.Reader(addresses, subject, call_timeout_ms=1_000) as reader:
-                    messages = [message async for message in reader]
-                return disorder_of(messages, ancestors_of(history))
-            except UnreachableError as error:  # a broker that has not reported itself again yet
-                left -= 1
-                if not left:
-                    return [f"no reader of {subject}: {error}"]
-                await asyncio.sleep(PAUSE_S)
-    finally:
-        patches.undo()
+    while True:
+        try:
+            history = (await meta.history(subject)).partitions
+            async with SmallReader(addresses, subject, call_timeout_ms=1_000) as reader:
+                messages = [message async for message in reader]
+            return disorder_of(messages, ancestors_of(history))
+        except UnreachableError as error:  # a broker that has not reported itself again yet
+            left -= 1
+            if not left:
+                return [f"no reader of {subject}: {error}"]
+            await asyncio.sleep(PAUSE_S)
 
 
 def ancestors_of(history: Iterable[PartitionHistory]) -> dict[int, frozenset[int]]:

@@ -1,0 +1,297 @@
+"""Programs that follow a subject while faults happen: readers, which keep their positions at times, and broadcast consumers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from keylane.consumer.client import Consumer
+from keylane.consumer.reading.bounds import Start
+from keylane.consumer.settings import ConsumerSettings
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.errors import (
+    ClosedError,
+    KeylaneError,
+    OffsetOutOfRangeError,
+    RetryRule,
+    UnreachableError,
+)
+from keylane.protocol.message import Message
+from keylane.rpc.environment import Environment
+from keylane.testing.machines.network import SimNetwork
+from keylane.testing.machines.signals import SimStopSignals
+from sim.actors.clients import SUBJECT
+from sim.actors.hosts import Host
+from sim.actors.onlooker import SmallReader
+from sim.actors.users import Identities
+from sim.following.notes import Given, Kept, Note, Opened
+
+AGAIN_S = 0.3
+"""Between an error that may pass and the next try."""
+
+
+@dataclass(frozen=True)
+class Manners:
+    """How a follower works."""
+
+    start: str
+    """"earliest", "latest", or "time"."""
+    ago_s: float
+    """Of "time": so long before its first opening."""
+    key: bytes | None
+    keeps: float
+    """The chance that it keeps its positions behind a message; at 0 it never does, also when it is closed."""
+    slow_s: float
+    """What it takes for a message, at most."""
+    impatient: bool
+    """It gives up waiting for a message at times, and asks the same reader again."""
+
+
+def draw_manners(rng: random.Random, keys: int) -> Manners:
+    """The manners of a follower; most begin at the beginning."""
+    return Manners(
+        start=rng.choice(("earliest", "earliest", "earliest", "latest", "time")),
+        ago_s=5 * rng.random(),
+        key=b"k%d" % rng.randrange(keys) if rng.random() < 0.15 else None,
+        keeps=rng.choice((0.0, 0.05, 0.3, 1.0)),
+        slow_s=rng.choice((0.0, 0.0, 0.02, 0.3)),
+        impatient=rng.random() < 0.5,
+    )
+
+
+class FollowingHost(Host):
+    """A machine with a program that follows; it notes what it sees."""
+
+    def __init__(self, *args: Any, meta: list[str], tick: Callable[[], int]) -> None:
+        super().__init__(*args)
+        self._meta = meta
+        self._tick = tick
+        self.notes: list[Note] = []
+        self.calm = False
+        """True once it is quick."""
+        self.problems: list[str] = []
+
+    def start(self) -> None:
+        process = self.new_process()
+        self.spawn(self._run(), process.context.copy())
+
+    def reopen(self) -> None:
+        """Have the program close its client, and open another one."""
+
+    def is_through(self, partition_id: int, end: int) -> bool:
+        """Whether its client, which is open, says that it is through with what lies below an offset of a partition."""
+        raise NotImplementedError
+
+    async def _run(self) -> None:
+        raise NotImplementedError
+
+    def _environment(self, identities: Identities) -> Environment:
+        return Environment(
+            network=SimNetwork(self.internet, self.process),
+            clock=self.machine,
+            rng=random.Random(self.rng.getrandbits(64)),
+            draw_identity=identities,
+            stop_signals=SimStopSignals,
+        )
+
+    def _given(self, message: Message[bytes]) -> None:
+        place = int(message.partition_id), message.offset
+        queue = int(message.queue), message.logic_offset
+        self.notes.append(Given(*place, message.key, message.value, *queue))
+
+
+class ReadingHost(FollowingHost):
+    """
+    Follows with a reader.
+
+    Args:
+        owed_from: from a time in seconds on, by true time, what is sent is owed; None: it is not known which.
+    """
+
+    def __init__(
+        self, *args: Any, manners: Manners, owed_from: Callable[[float], int | None], **more: Any
+    ) -> None:
+        super().__init__(*args, **more)
+        self.manners = manners
+        self._owed_from = owed_from
+        self._kept: dict[int, int] | None = None
+        """The positions that the program has kept; they outlive its process."""
+        self._since: datetime | None = None
+        self._owed = 0
+        self._reader: SmallReader | None = None
+        self._closing = False
+        self._identities = Identities(random.Random(self.rng.getrandbits(64)))
+
+    def end(self, *, machine_down: bool) -> None:
+        super().end(machine_down=machine_down)
+        self._reader, self._closing = None, False
+
+    def is_through(self, partition_id: int, end: int) -> bool:
+        return self._reader is not None and self._reader.positions.get(partition_id, 0) >= end
+
+    def reopen(self) -> None:
+        if self.running and self._reader is not None:
+            self._closing = True
+            if not self.manners.impatient:
+                work = self._reader.close()
+                context = self.process.context.copy()
+                context.run(self.spawn, work, context)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._follow()
+            except UnreachableError:
+                await asyncio.sleep(AGAIN_S)
+            except OffsetOutOfRangeError as error:
+                self._go_on_behind(error)
+            except KeylaneError as error:
+                self.problems.append(f"{self.name} was told {error!r}")
+                await asyncio.sleep(AGAIN_S)
+            self._reader = None
+
+    def _start(self) -> Start:
+        if self._kept is not None:
+            return self._kept
+        if self.manners.start != "time":
+            return self.manners.start
+        if self._since is None:
+            now = datetime.fromtimestamp(self.machine.wall_ms() / 1000, UTC)
+            self._since = now - timedelta(seconds=self.manners.ago_s)
+            owed = self._owed_from(self.machine.wall_ms() / 1000 - self.manners.ago_s)
+            self._owed = -1 if owed is None else owed
+        ahead_s = self._since.timestamp() - self.machine.wall_ms() / 1000
+        return self._since if ahead_s < 0 else "latest"
+
+    async def _follow(self) -> None:
+        began, kept = self._tick(), self._kept is not None
+        start = self._start()
+        reader = SmallReader(
+            self._meta, SUBJECT, start=start, key=self.manners.key, follow=True, call_timeout_ms=1_000,
+            _environment=self._environment(self._identities),
+        )  # fmt: skip
+        async with reader:
+            opened = self._tick()
+            owed = self._owed if isinstance(start, datetime) and self._owed >= 0 else opened
+            self.notes.append(
+                Opened(
+                    began,
+                    0 if start == "earliest" else owed,
+                    after_keeping=kept,
+                    latest=start == "latest",
+                )
+            )
+            self._reader = reader
+            await self._read_on(reader)
+
+    async def _read_on(self, reader: SmallReader) -> None:
+        rng, manners = self.rng, self.manners
+        while not self._closing:
+            try:
+                async with asyncio.timeout(0.5 * rng.random() if manners.impatient else None):
+                    message = await anext(reader)
+            except TimeoutError:
+                continue
+            except ClosedError:
+                break
+            except UnreachableError:
+                if rng.random() < 0.5:
+                    self._keep(reader)
+                    raise
+                await asyncio.sleep(AGAIN_S)  # and goes on with the same reader
+                continue
+            self._given(message)
+            if rng.random() < manners.keeps:
+                self._keep(reader)
+            if manners.slow_s and not self.calm:
+                await asyncio.sleep(manners.slow_s * rng.random())
+        self._closing = False
+        self._keep(reader)
+
+    def _keep(self, reader: SmallReader) -> None:
+        if self.manners.keeps:
+            self._kept = dict(reader.positions)
+            self.notes.append(Kept())
+
+    def _go_on_behind(self, error: OffsetOutOfRangeError) -> None:
+        """Retention has removed messages behind the kept positions: go on at the first one that is left."""
+        partition_id, first = error.partition_id or 0, error.first_offset or 0
+        if self._kept is None or self._kept.get(partition_id, first) >= first:
+            self.problems.append(f"{self.name} was told {error!r}, and had kept {self._kept}")
+            self._kept = None
+        else:
+            self._kept = self._kept | {partition_id: first}
+
+
+class BroadcastHost(FollowingHost):
+    """Follows with a broadcast consumer."""
+
+    def __init__(self, *args: Any, fails: float, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._fails = fails
+        self._identities = Identities(random.Random(self.rng.getrandbits(64)))
+        self._consumer: Consumer | None = None
+        self._settings = ConsumerSettings(
+            call_timeout_ms=1_000,
+            handover_ms=500,
+            handler_backoff=Backoff(first_ms=50, max_ms=500),
+            concurrency=self.rng.choice((1, 4, 16)),
+            buffer_messages=self.rng.choice((4, 50, 10_000)),
+            pull_bytes=self.rng.choice((200, 1 << 20)),
+        )
+
+    def end(self, *, machine_down: bool) -> None:
+        super().end(machine_down=machine_down)
+        self._consumer = None
+
+    def reopen(self) -> None:
+        if self.running and self._consumer is not None:
+            work = self._consumer.close()
+            self._consumer = None
+            context = self.process.context.copy()
+            context.run(self.spawn, work, context)
+
+    def is_through(self, partition_id: int, end: int) -> bool:
+        if self._consumer is None:
+            return False
+        broadcast: Any = self._consumer._membership
+        acked = broadcast._acked.get(partition_id)
+        if acked is not None:
+            return bool(acked.cursor >= end)
+        known = partition_id in broadcast._lineage._parents
+        return end == 0 or (known and partition_id not in broadcast._lineage.left)
+
+    async def _handle(self, message: Message[bytes]) -> None:
+        if not self.calm:
+            if self.rng.random() < self._fails:
+                raise ValueError("the handler fails")
+            if self.rng.random() < 0.2:
+                await asyncio.sleep(0.1 * self.rng.random())
+        self._given(message)
+
+    async def _run(self) -> None:
+        while True:
+            began = self._tick()
+            consumer = Consumer(
+                self._meta,
+                subject=SUBJECT,
+                broadcast=True,
+                handler=self._handle,
+                name=self.name,
+                settings=self._settings,
+                _environment=self._environment(self._identities),
+            )
+            try:
+                async with consumer:
+                    self.notes.append(Opened(began, self._tick(), after_keeping=False, latest=True))
+                    self._consumer = consumer
+                    await consumer.wait()
+            except KeylaneError as error:
+                if error.retry is RetryRule.NEVER:
+                    self.problems.append(f"{self.name} was told {error!r}")
+            self._consumer = None
+            await asyncio.sleep(AGAIN_S)

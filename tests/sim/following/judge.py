@@ -1,0 +1,212 @@
+"""The judge of followers: what each was given, held against what was sent and what the brokers' disks have at the end.  Pure.
+
+It knows no lineage.  Of the partitions that have a key's logical partition in their range, one is open at a time and a later
+one has a higher id: so a key's messages come in the order of partition id and offset.  And they come in the order in which
+each producer has numbered them, where that is promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from keylane.checker.events import Event, Ranged, Sent, Settled, Stored
+from keylane.protocol.routing import logical_partition
+from sim.following.notes import Given, Kept, Note, Opened
+
+PROBLEMS_MAX = 8
+Place = tuple[int, int]
+"""Partition id and offset."""
+
+
+@dataclass
+class Truth:
+    """What was sent, and what is stored at the end."""
+
+    stored: dict[Place, tuple[bytes, bytes]] = field(default_factory=dict)
+    """Key and value, of messages that retention has removed too."""
+    sent: dict[bytes, tuple[int, str, int]] = field(default_factory=dict)
+    """Value → the instant, the producer and its number of the message."""
+    settled: dict[Place, int] = field(default_factory=dict)
+    """The instant at which the producer was told of the message's place."""
+    ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
+    firsts: Mapping[int, int] = field(default_factory=dict)
+    """Partition id → the first offset that is left at the end."""
+    lost: Collection[int] = ()
+    """Partitions on lost disks."""
+    in_order: bool = True
+    """Messages of a producer are stored in the order of their numbers."""
+    static: bool = False
+    """Partitions are in logic queues."""
+
+    def is_left(self, place: Place) -> bool:
+        """Whether nothing has removed the message, so that no reader may miss it."""
+        return place[0] not in self.lost and place[1] >= self.firsts.get(place[0], 0)
+
+
+def truth_of(
+    history: Iterable[Event | None],
+    *,
+    partitions: Collection[int],
+    firsts: Mapping[int, int],
+    lost: Collection[int],
+    in_order: bool = True,
+    static: bool = False,
+) -> Truth:
+    """The truth about `partitions`, out of a history with the final logs."""
+    truth = Truth(firsts=firsts, lost=lost, in_order=in_order, static=static)
+    for instant, event in enumerate(history):
+        match event:
+            case Sent(value=bytes() as value):
+                truth.sent[value] = instant, event.producer, event.number
+            case Settled(outcome="stored"):
+                truth.settled[event.partition_id, event.offset] = instant
+            case Stored(value=bytes() as value) if event.partition_id in partitions:
+                truth.stored[event.partition_id, event.offset] = event.key, value
+            case Ranged():
+                truth.ranges[event.partition_id] = event.range_start, event.range_end
+    return truth
+
+
+class Life:
+    """What a program has seen since it last began without kept positions."""
+
+    def __init__(self, truth: Truth, name: str, *, in_turn: bool) -> None:
+        self._truth = truth
+        self._in_turn = in_turn
+        self._name = name
+        self.given: dict[Place, Given] = {}
+        """In the order in which they were given."""
+        self.opened: Opened | None = None
+        self._kept = 0
+        """So many of `given` are behind the positions that were kept last."""
+        self.problems: list[str] = []
+
+    def reopened(self, opened: Opened) -> None:
+        """Note that a reader goes on; what was given after the keeping may come again."""
+        if self.opened is None:
+            self.opened = opened
+        for place in list(self.given)[self._kept :]:
+            del self.given[place]
+
+    def keep(self) -> None:
+        self._kept = len(self.given)
+
+    def give(self, message: Given) -> None:
+        """Look at a message alone: it is what is stored there, and was not given before."""
+        place = message.partition_id, message.offset
+        stored = self._truth.stored.get(place)
+        if stored != (message.key, message.value):
+            self._tell(f"was given {message.value!r} at {place}, where {stored} is stored")
+        if place in self.given:
+            self._tell(f"was given {place} again")
+        self.given[place] = message
+
+    def close(self, key: bytes | None, *, whole: bool) -> list[str]:
+        """Look at all that was given; `whole`: it was to be all that is owed."""
+        if self.opened is None:
+            return self.problems
+        self._check_order()
+        self._check_numbers()
+        self._check_queues()
+        if self.opened.latest:
+            self._check_begin(self.opened.began)
+        if whole:
+            self._check_whole(key, self.opened.owed_from)
+        return self.problems
+
+    def _tell(self, what: str) -> None:
+        self.problems.append(f"{self._name} {what}")
+
+    def _check_order(self) -> None:
+        """A key's messages come by partition id and offset, unless they are stored beside their range."""
+        last: dict[bytes, Place] = {}
+        ends: dict[int, int] = {}
+        for place, message in self.given.items():
+            if self._in_turn and ends.get(place[0], -1) > place[1]:
+                self._tell(f"was given {place} behind offset {ends[place[0]]}")
+            ends[place[0]] = place[1]
+            start, end = self._truth.ranges.get(place[0], (0, 0))
+            if not message.key or not start <= logical_partition(message.key) < end:
+                continue
+            if last.get(message.key, (0, 0)) > place:
+                self._tell(f"was given {message.key!r} at {place} behind {last[message.key]}")
+            last[message.key] = place
+
+    def _check_numbers(self) -> None:
+        """A key's messages come in the order in which each producer has numbered them."""
+        if not self._truth.in_order:
+            return
+        last: dict[tuple[str, bytes], int] = {}
+        for place, message in self.given.items():
+            if not message.key or message.value not in self._truth.sent:
+                continue
+            _, producer, number = self._truth.sent[message.value]
+            before = last.get((producer, message.key), -1)
+            if before > number:
+                said = f"number {number} of {producer} and {message.key!r} at {place}"
+                self._tell(f"was given {said} behind number {before}")
+            last[producer, message.key] = max(before, number)
+
+    def _check_queues(self) -> None:
+        """A message has its logic offset for itself, and they rise in each queue as it is read."""
+        if not self._truth.static or not self._in_turn:
+            return
+        ends: dict[int, tuple[int, Place]] = {}
+        for place, message in self.given.items():
+            before, whose = ends.get(message.queue, (-1, (0, 0)))
+            if message.logic_offset <= before:
+                said = f"logic offset {message.logic_offset} of queue {message.queue}"
+                self._tell(f"was given {place} at {said}, behind {before} of {whose}")
+            ends[message.queue] = message.logic_offset, place
+
+    def _check_begin(self, began: int) -> None:
+        """Nothing comes that its producer knew to be stored before the reader was opened."""
+        for place in self.given:
+            if self._truth.settled.get(place, began) < began:
+                self._tell(f"began at the latest message, and was given the older one at {place}")
+
+    def _check_whole(self, key: bytes | None, owed_from: int) -> None:
+        """Everything came that is owed and left."""
+        for place, (of_key, value) in self._truth.stored.items():
+            sent = self._truth.sent.get(value)
+            owed = owed_from == 0 or (sent is not None and sent[0] >= owed_from)
+            wanted = key is None or key == of_key
+            if owed and wanted and place not in self.given and self._truth.is_left(place):
+                self._tell(f"was not given {value!r} at {place}")
+
+
+def check_follower(
+    name: str,
+    notes: Sequence[Note],
+    truth: Truth,
+    *,
+    key: bytes | None = None,
+    in_turn: bool = True,
+    whole: bool,
+) -> list[str]:
+    """
+    What is wrong with what a follower was given.
+
+    Args:
+        key: it wanted the messages of this key alone; None: all.
+        in_turn: it was given the messages of a partition one by one; else only those of a key.
+        whole: the run was quiet at the end, and the follower had time to read everything.
+    """
+    lives = [Life(truth, name, in_turn=in_turn)]
+    for note in notes:
+        match note:
+            case Opened():
+                if not note.after_keeping and lives[-1].opened is not None:
+                    lives.append(Life(truth, name, in_turn=in_turn))
+                lives[-1].reopened(note)
+            case Given():
+                lives[-1].give(note)
+            case Kept():
+                lives[-1].keep()
+    problems = [
+        problem
+        for life in lives
+        for problem in life.close(key, whole=whole and life is lives[-1])
+    ]  # fmt: skip
+    return problems[:PROBLEMS_MAX]

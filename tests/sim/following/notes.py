@@ -1,0 +1,36 @@
+"""What a follower notes: when its reader was opened, what it was given, when it kept its positions.  Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Opened(NamedTuple):
+    """A reader was opened; instants are indexes of the world's history."""
+
+    began: int
+    """When the opening began."""
+    owed_from: int
+    """What is sent from here on is owed to this reader."""
+    after_keeping: bool
+    """It goes on at the positions that were kept last."""
+    latest: bool = False
+    """It begins behind what is stored."""
+
+
+class Given(NamedTuple):
+    """The reader gave a message."""
+
+    partition_id: int
+    offset: int
+    key: bytes
+    value: bytes
+    queue: int = 0
+    logic_offset: int = 0
+
+
+class Kept(NamedTuple):
+    """The program kept the reader's positions, behind all that it was given."""
+
+
+Note = Opened | Given | Kept
