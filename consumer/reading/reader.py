@@ -22,6 +22,7 @@ from ...protocol.codecs.codec import Codec, V, check_codec
 from ...protocol.control import TimeBound
 from ...protocol.errors import (
     ConfigError,
+    KeylaneError,
     NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
@@ -33,7 +34,7 @@ from ...protocol.http.tls_settings import TlsSettings
 from ...protocol.ids import check_name
 from ...protocol.message import Message
 from ...protocol.operations import PartitionHistory
-from ...protocol.routing import Partition
+from ...protocol.routing import Partition, PartitionState
 from ...protocol.settings import is_within
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient, MetaClient
@@ -169,7 +170,7 @@ class Reader(Resident, Generic[V]):
             SubjectUnknownError
             PartitionUnknownError: the subject has no such partition, or its data is gone.
             OffsetOutOfRangeError: an offset is not stored, or beyond the end; `error.first_offset` and `error.next_offset`
-                say what is.
+                say what is.  Both errors pass where a broker stands on an older copy of its data folder for a while.
             NotSentError, OutcomeUnknownError: after `wait_s` no metaserver answers, or not the broker of a partition.
             AlreadyOpenError, ForkedError: the reader is open, or was before a fork.
         """
@@ -208,7 +209,9 @@ class Reader(Resident, Generic[V]):
             StopAsyncIteration: everything is read.
             ReadFilterError: `where` failed; the next call goes on behind that message.
             UnreachableError: the broker of a partition has not answered for ten seconds.
-            PartitionUnknownError, SubjectUnknownError: the subject was deleted meanwhile.
+            OffsetOutOfRangeError, PartitionUnknownError: for ten seconds the broker of a partition has lacked what was read
+                there: it stands on an older copy of its data folder.
+            PartitionUnknownError, SubjectUnknownError: the subject was deleted meanwhile, or all that `partition` has is gone.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.
         """
         self._connections.home.check()
@@ -346,7 +349,8 @@ class Reader(Resident, Generic[V]):
                     return False
                 for first in range(0, len(readable), CHUNKS_MAX):
                     await self._read_chunks(readable[first : first + CHUNKS_MAX])
-            except UnreachableError as error:
+            except (UnreachableError, PartitionUnknownError, OffsetOutOfRangeError) as error:
+                # The last two: the broker stands on an older copy of its data folder, for a while.
                 await self._wait_for_broker(error)
                 continue
             self._failing_since_ms = None
@@ -362,8 +366,14 @@ class Reader(Resident, Generic[V]):
             if failed is not None:
                 raise failed
 
-    async def _wait_for_broker(self, error: UnreachableError) -> None:
-        """Pause, and take new addresses.  Raises UnreachableError: `error`, if it has lasted for too long."""
+    async def _wait_for_broker(self, error: KeylaneError) -> None:
+        """
+        Pause, and look at the partitions anew: brokers have new addresses, and messages may be gone.
+
+        Raises:
+            KeylaneError: `error`, if it has lasted for too long.
+            PartitionUnknownError, SubjectUnknownError: the subject was deleted, or the messages of `partition` are gone.
+        """
         now_ms = self._environment.clock.boot_ms()
         if self._failing_since_ms is None:
             self._failing_since_ms = now_ms
@@ -375,10 +385,27 @@ class Reader(Resident, Generic[V]):
             history = (await self._meta.history(self._subject)).partitions
         except UnreachableError:
             return
+        ids = {int(past.partition.partition_id) for past in history}
+        if isinstance(error, PartitionUnknownError) and error.partition_id not in ids:
+            raise error
+        self._look_anew(history)
+
+    def _look_anew(self, history: Iterable[PartitionHistory]) -> None:
+        """Take the addresses of brokers, and finish partitions whose messages are gone."""
         for past in history:
-            place = self._places.get(int(past.partition.partition_id))
-            if place is not None:
-                place.partition = past.partition
+            partition_id = int(past.partition.partition_id)
+            place = self._places.get(partition_id)
+            if place is None:
+                continue
+            place.partition = past.partition
+            if past.lost or past.partition.state is PartitionState.EXPIRED:
+                self._note_gone([past])
+                if past.end_offset is None or place.next_offset < past.end_offset:
+                    log.warning(
+                        "partition %d of %s is gone: what was left from offset %d on is not read",
+                        partition_id, self._subject, place.next_offset,
+                    )  # fmt: skip
+                self._finish(partition_id)
 
     async def _chunk(self, partition_id: int) -> None:
         """Buffer messages from the place in a partition on."""
@@ -417,7 +444,7 @@ class Reader(Resident, Generic[V]):
             place.partition.partition_id, self._subject,
             counted(first - place.next_offset, "message was", "messages were"),
         )  # fmt: skip
-        place.next_offset = first
+        place.next_offset = self._positions[int(place.partition.partition_id)] = first
         if place.end is not None and first >= place.end:
             self._finish(int(place.partition.partition_id))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from keylane.broker.partition.partition import HostedPartition
 from keylane.consumer.client import Consumer
 from keylane.consumer.reading.bounds import Start
 from keylane.consumer.settings import ConsumerSettings
@@ -17,10 +18,12 @@ from keylane.protocol.errors import (
     ClosedError,
     KeylaneError,
     OffsetOutOfRangeError,
+    PartitionUnknownError,
     RetryRule,
     UnreachableError,
 )
 from keylane.protocol.message import Message
+from keylane.protocol.routing import logical_partition
 from keylane.rpc.environment import Environment
 from keylane.testing.machines.network import SimNetwork
 from keylane.testing.machines.signals import SimStopSignals
@@ -74,6 +77,10 @@ class FollowingHost(Host):
         self.calm = False
         """True once it is quick."""
         self.problems: list[str] = []
+        self.may_leave = False
+        """Messages of a key may be stored beside their range."""
+        self.sees_copies = False
+        """Brokers stand on older copies of their folders at times: there some of what it has seen is unknown."""
 
     def start(self) -> None:
         process = self.new_process()
@@ -82,11 +89,12 @@ class FollowingHost(Host):
     def reopen(self) -> None:
         """Have the program close its client, and open another one."""
 
-    def is_through(self, partition_id: int, end: int) -> bool:
-        """Whether its client, which is open, says that it is through with what lies below an offset of a partition."""
+    def is_through(self, hosted: HostedPartition) -> bool:
+        """Whether its client, which is open, says that it is through with what is left of a partition."""
         raise NotImplementedError
 
     async def _run(self) -> None:
+        """Follow until the process ends."""
         raise NotImplementedError
 
     def _environment(self, identities: Identities) -> Environment:
@@ -130,8 +138,14 @@ class ReadingHost(FollowingHost):
         super().end(machine_down=machine_down)
         self._reader, self._closing = None, False
 
-    def is_through(self, partition_id: int, end: int) -> bool:
-        return self._reader is not None and self._reader.positions.get(partition_id, 0) >= end
+    def is_through(self, hosted: HostedPartition) -> bool:
+        if self._reader is None:
+            return False
+        partition = hosted.facts.partition
+        key = None if self.may_leave else self.manners.key
+        if key and not partition.range_start <= logical_partition(key) < partition.range_end:
+            return True
+        return _is_through(hosted, self._reader.positions.get(int(partition.partition_id)))
 
     def reopen(self) -> None:
         if self.running and self._reader is not None:
@@ -147,8 +161,10 @@ class ReadingHost(FollowingHost):
                 await self._follow()
             except UnreachableError:
                 await asyncio.sleep(AGAIN_S)
-            except OffsetOutOfRangeError as error:
-                self._go_on_behind(error)
+            except (OffsetOutOfRangeError, PartitionUnknownError) as error:
+                if not self._goes_on_behind(error) and not (self.sees_copies and self._reader is None):
+                    self.problems.append(f"{self.name} was told {error!r}; it had kept {self._kept}")
+                await asyncio.sleep(AGAIN_S)
             except KeylaneError as error:
                 self.problems.append(f"{self.name} was told {error!r}")
                 await asyncio.sleep(AGAIN_S)
@@ -182,7 +198,7 @@ class ReadingHost(FollowingHost):
                     began,
                     0 if start == "earliest" else owed,
                     after_keeping=kept,
-                    latest=start == "latest",
+                    latest=start == "latest" and not self.sees_copies,
                 )
             )
             self._reader = reader
@@ -217,14 +233,15 @@ class ReadingHost(FollowingHost):
             self._kept = dict(reader.positions)
             self.notes.append(Kept())
 
-    def _go_on_behind(self, error: OffsetOutOfRangeError) -> None:
-        """Retention has removed messages behind the kept positions: go on at the first one that is left."""
+    def _goes_on_behind(self, error: KeylaneError) -> bool:
+        """If retention has removed messages behind the kept positions, take the first one that is left."""
+        if not isinstance(error, OffsetOutOfRangeError) or self._kept is None:
+            return False
         partition_id, first = error.partition_id or 0, error.first_offset or 0
-        if self._kept is None or self._kept.get(partition_id, first) >= first:
-            self.problems.append(f"{self.name} was told {error!r}, and had kept {self._kept}")
-            self._kept = None
-        else:
-            self._kept = self._kept | {partition_id: first}
+        if self._kept.get(partition_id, first) >= first:
+            return False
+        self._kept = self._kept | {partition_id: first}
+        return True
 
 
 class BroadcastHost(FollowingHost):
@@ -255,15 +272,16 @@ class BroadcastHost(FollowingHost):
             context = self.process.context.copy()
             context.run(self.spawn, work, context)
 
-    def is_through(self, partition_id: int, end: int) -> bool:
+    def is_through(self, hosted: HostedPartition) -> bool:
         if self._consumer is None:
             return False
         broadcast: Any = self._consumer._membership
+        partition_id = int(hosted.facts.partition.partition_id)
         acked = broadcast._acked.get(partition_id)
         if acked is not None:
-            return bool(acked.cursor >= end)
+            return _is_through(hosted, acked.cursor)
         known = partition_id in broadcast._lineage._parents
-        return end == 0 or (known and partition_id not in broadcast._lineage.left)
+        return (known and partition_id not in broadcast._lineage.left) or _is_through(hosted, None)
 
     async def _handle(self, message: Message[bytes]) -> None:
         if not self.calm:
@@ -287,7 +305,9 @@ class BroadcastHost(FollowingHost):
             )
             try:
                 async with consumer:
-                    self.notes.append(Opened(began, self._tick(), after_keeping=False, latest=True))
+                    latest = not self.sees_copies
+                    opened = Opened(began, self._tick(), after_keeping=False, latest=latest)
+                    self.notes.append(opened)
                     self._consumer = consumer
                     await consumer.wait()
             except KeylaneError as error:
@@ -295,3 +315,9 @@ class BroadcastHost(FollowingHost):
                     self.problems.append(f"{self.name} was told {error!r}")
             self._consumer = None
             await asyncio.sleep(AGAIN_S)
+
+
+def _is_through(hosted: HostedPartition, position: int | None) -> bool:
+    """Whether nothing is left to read behind a position; None: it is not known."""
+    end = hosted.readable_offset
+    return hosted.first_offset == end or (position is not None and position >= end)

@@ -15,7 +15,7 @@ class Opened(NamedTuple):
     after_keeping: bool
     """It goes on at the positions that were kept last."""
     latest: bool = False
-    """It begins behind what is stored."""
+    """It begins behind everything that is stored."""
 
 
 class Given(NamedTuple):

@@ -15,6 +15,7 @@ from keylane.checker.events import Event
 from keylane.testing.machines.machine import Machine
 from sim.actors.clients import SUBJECT
 from sim.actors.hosts import Host
+from sim.copies import is_copied
 from sim.following.followers import (
     BroadcastHost,
     FollowingHost,
@@ -62,6 +63,7 @@ class FollowedWorld(World):
                     owed_from=self._owed_from,
                 )
             )
+        self.calls.readers = {host.name for host in self.followers}
         if rng.random() < 0.5:
             self.followers.append(
                 BroadcastHost(
@@ -71,6 +73,10 @@ class FollowedWorld(World):
                     fails=rng.choice((0.0, 0.05)),
                 )
             )
+
+        for host in self.followers:
+            host.may_leave = not (self.swarm.strict or self.swarm.static)
+            host.sees_copies = is_copied(self.number)
 
     def _parts(self, name: str) -> tuple[object, ...]:
         rng = self._follow_rng
@@ -131,10 +137,10 @@ class FollowedWorld(World):
     def _is_at_the_end(self, host: FollowingHost) -> bool:
         """Whether a follower says that it is through with all that brokers have."""
         return all(
-            host.is_through(partition_id, partition.readable_offset)
+            host.is_through(partition)
             for broker in self.brokers
             if broker.store is not None
-            for partition_id, partition in broker.store.state.partitions.items()
+            for partition in broker.store.state.partitions.values()
             if partition.facts.subject == SUBJECT
         )
 

@@ -13,6 +13,8 @@ CONTROLS_MAX = 300
 """Control calls of one path, and new connections, by one process, in such a window of true time."""
 FRAMES_MAX = 1_000
 """Requests on its connections, likewise.  Each is four times the most that ordinary seeds show."""
+READS_MAX = 5_000
+"""Of a reader, which asks each of its partitions again for each small chunk of any."""
 
 
 class CallRates:
@@ -51,6 +53,8 @@ class WatchedCalls:
         self._loop = internet.loop
         self._rates = CallRates(internet.loop.faults.append)
         self.appends: dict[tuple[Process, int], float] = {}
+        self.readers: set[str] = set()
+        """The names of processes that read in small chunks."""
         internet.on_call = self._called
         internet.on_frame = self._asked
 
@@ -59,6 +63,7 @@ class WatchedCalls:
 
     def _asked(self, process: Process, request: Request, sent: bool) -> None:
         kind = type(request).__name__
-        self._rates.note(self._loop.now, process.name, kind, most=FRAMES_MAX)
+        most = READS_MAX if process.name in self.readers else FRAMES_MAX
+        self._rates.note(self._loop.now, process.name, kind, most=most)
         if sent and type(request) is Append:
             self.appends[process, request.partition_id] = self._loop.now

@@ -14,6 +14,7 @@ from keylane import (  # fmt: skip
     Reader,
 )
 from keylane.consumer.reading.reader import _Place
+from keylane.protocol.routing import PartitionState
 from unit.consumer.reading.test_lineage_order import OPEN, past
 
 META = "127.0.0.1:1"
@@ -31,7 +32,7 @@ def test_reader_goes_on_behind_removed_messages(caplog):
     reader, place = reader_at(3, None)
     with caplog.at_level(logging.WARNING):
         reader._skip_removed(place, OffsetOutOfRangeError(first_offset=9))
-    assert place.next_offset == 9
+    assert place.next_offset == reader.positions[7] == 9
     assert "6 messages were removed" in caplog.text
     with pytest.raises(OffsetOutOfRangeError):
         reader._skip_removed(place, OffsetOutOfRangeError(first_offset=9))
@@ -50,6 +51,19 @@ def test_partition_that_is_lost_is_left_out_with_a_warning(caplog):
     assert "partition 7 of s" in caplog.text
     with pytest.raises(PartitionUnknownError, match="are gone"):
         Reader(META, "s", partition=7)._note_gone([entry])
+
+
+@pytest.mark.parametrize("gone", [{"lost": True}, {"state": PartitionState.EXPIRED}])
+def test_following_reader_leaves_out_what_is_gone_meanwhile(gone, caplog):
+    """The broker that had it does not answer any more, or does not know it."""
+    reader, place = reader_at(3, None)
+    with caplog.at_level(logging.WARNING):
+        reader._look_anew([past(7, 0, 1024, **gone), past(9, 0, 1024)])
+    assert (reader._places, reader._lineage.left) == ({}, frozenset())
+    assert "from offset 3 on" in caplog.text
+    reader, place = reader_at(3, None)
+    reader._look_anew([past(7, 0, 1024, state=OPEN)])
+    assert reader._places == {7: place}
 
 
 @pytest.mark.parametrize(
