@@ -368,7 +368,9 @@ class Reader(Resident, Generic[V]):
 
     async def _wait_for_broker(self, error: KeylaneError) -> None:
         """
-        Pause, and look at the partitions anew: brokers have new addresses, and messages may be gone.
+        Look at the partitions anew, and pause: brokers may have new addresses, and messages may be gone.
+
+        The look comes first: a program that gives up waiting before the pause is over, and asks again, finds the broker too.
 
         Raises:
             KeylaneError: `error`, if it has lasted for too long.
@@ -378,20 +380,25 @@ class Reader(Resident, Generic[V]):
         if self._failing_since_ms is None:
             self._failing_since_ms = now_ms
             log.info("reader of %s: %s", self._subject, error.message)
+        try:
+            history = (await self._meta.history(self._subject)).partitions
+        except UnreachableError as unreachable:
+            if not isinstance(error, UnreachableError):
+                error = unreachable  # what a broker lacks may be gone: none says so
+        else:
+            ids = {int(past.partition.partition_id) for past in history}
+            if isinstance(error, PartitionUnknownError) and error.partition_id not in ids:
+                raise error
+            if self._look_anew(history):
+                self._failing_since_ms = None
+                return
         if now_ms - self._failing_since_ms >= GIVE_UP_MS:
             raise error
         await asyncio.sleep(self._pauses.next_ms() / 1000)
-        try:
-            history = (await self._meta.history(self._subject)).partitions
-        except UnreachableError:
-            return
-        ids = {int(past.partition.partition_id) for past in history}
-        if isinstance(error, PartitionUnknownError) and error.partition_id not in ids:
-            raise error
-        self._look_anew(history)
 
-    def _look_anew(self, history: Iterable[PartitionHistory]) -> None:
-        """Take the addresses of brokers, and finish partitions whose messages are gone."""
+    def _look_anew(self, history: Iterable[PartitionHistory]) -> bool:
+        """Take the addresses of brokers, and finish partitions whose messages are gone; returns whether there are such."""
+        gone = False
         for past in history:
             partition_id = int(past.partition.partition_id)
             place = self._places.get(partition_id)
@@ -399,6 +406,7 @@ class Reader(Resident, Generic[V]):
                 continue
             place.partition = past.partition
             if past.lost or past.partition.state is PartitionState.EXPIRED:
+                gone = True
                 self._note_gone([past])
                 if past.end_offset is None or place.next_offset < past.end_offset:
                     log.warning(
@@ -406,6 +414,7 @@ class Reader(Resident, Generic[V]):
                         partition_id, self._subject, place.next_offset,
                     )  # fmt: skip
                 self._finish(partition_id)
+        return gone
 
     async def _chunk(self, partition_id: int) -> None:
         """Buffer messages from the place in a partition on."""

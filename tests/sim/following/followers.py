@@ -12,6 +12,7 @@ from typing import Any
 from keylane.broker.partition.partition import HostedPartition
 from keylane.consumer.client import Consumer
 from keylane.consumer.reading.bounds import Start
+from keylane.consumer.reading.lineage_order import LineageOrder
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import (
@@ -145,7 +146,10 @@ class ReadingHost(FollowingHost):
         key = None if self.may_leave else self.manners.key
         if key and not partition.range_start <= logical_partition(key) < partition.range_end:
             return True
-        return _is_through(hosted, self._reader.positions.get(int(partition.partition_id)))
+        partition_id = int(partition.partition_id)
+        place = self._reader._places.get(partition_id)
+        position = None if place is None else self._reader.positions.get(partition_id)
+        return _is_through(hosted, position, self._reader._lineage)
 
     def reopen(self) -> None:
         if self.running and self._reader is not None:
@@ -247,9 +251,9 @@ class ReadingHost(FollowingHost):
 class BroadcastHost(FollowingHost):
     """Follows with a broadcast consumer."""
 
-    def __init__(self, *args: Any, fails: float, **more: Any) -> None:
+    def __init__(self, *args: Any, fails: float, slow_s: float, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._fails = fails
+        self._fails, self._slow_s = fails, slow_s
         self._identities = Identities(random.Random(self.rng.getrandbits(64)))
         self._consumer: Consumer | None = None
         self._settings = ConsumerSettings(
@@ -278,17 +282,13 @@ class BroadcastHost(FollowingHost):
         broadcast: Any = self._consumer._membership
         partition_id = int(hosted.facts.partition.partition_id)
         acked = broadcast._acked.get(partition_id)
-        if acked is not None:
-            return _is_through(hosted, acked.cursor)
-        known = partition_id in broadcast._lineage._parents
-        return (known and partition_id not in broadcast._lineage.left) or _is_through(hosted, None)
+        return _is_through(hosted, None if acked is None else acked.cursor, broadcast._lineage)
 
     async def _handle(self, message: Message[bytes]) -> None:
         if not self.calm:
             if self.rng.random() < self._fails:
                 raise ValueError("the handler fails")
-            if self.rng.random() < 0.2:
-                await asyncio.sleep(0.1 * self.rng.random())
+            await asyncio.sleep(self._slow_s * self.rng.random())
         self._given(message)
 
     async def _run(self) -> None:
@@ -317,7 +317,10 @@ class BroadcastHost(FollowingHost):
             await asyncio.sleep(AGAIN_S)
 
 
-def _is_through(hosted: HostedPartition, position: int | None) -> bool:
-    """Whether nothing is left to read behind a position; None: it is not known."""
-    end = hosted.readable_offset
-    return hosted.first_offset == end or (position is not None and position >= end)
+def _is_through(hosted: HostedPartition, position: int | None, lineage: LineageOrder) -> bool:
+    """Whether nothing is left to read behind a position; None: the partition is finished, or not begun."""
+    end, partition_id = hosted.readable_offset, int(hosted.facts.partition.partition_id)
+    if position is None:
+        finished = partition_id in lineage._parents and partition_id not in lineage.left
+        return finished or hosted.first_offset == end
+    return hosted.first_offset == end or position >= end

@@ -63,7 +63,7 @@ class FollowedWorld(World):
                     owed_from=self._owed_from,
                 )
             )
-        self.calls.readers = {host.name for host in self.followers}
+
         if rng.random() < 0.5:
             self.followers.append(
                 BroadcastHost(
@@ -71,9 +71,13 @@ class FollowedWorld(World):
                     meta=self._meta,
                     tick=lambda: len(self.history),
                     fails=rng.choice((0.0, 0.05)),
+                    slow_s=rng.choice((0.01, 0.1, 1.0)),
                 )
             )
 
+        self.calls.readers = {
+            host.name for host in self.followers if isinstance(host, ReadingHost)
+        }
         for host in self.followers:
             host.may_leave = not (self.swarm.strict or self.swarm.static)
             host.sees_copies = is_copied(self.number)

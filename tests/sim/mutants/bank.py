@@ -18,6 +18,7 @@ from sim.mutants import (
     of_consumers,
     of_cut_overs,
     of_features,
+    of_following,
     of_loops,
     of_members,
     of_metaservers,
@@ -31,7 +32,7 @@ from sim.mutants import (
 )
 from sim.mutants.mutant import Mutant
 from sim.mutants.worlds import shows
-from sim.run import FEATURES_FIRST
+from sim.run import FEATURES_FIRST, FOLLOWED_FIRST
 
 ROOMS = (
     of_brokers,
@@ -48,6 +49,7 @@ ROOMS = (
     of_members,
     of_retries,
     of_cut_overs,
+    of_following,
 )
 MUTANTS = {breaks.__name__: Mutant(breaks) for room in ROOMS for breaks in room.BREAKS}
 _FEATURES = {
@@ -59,6 +61,8 @@ _FEATURES = {
     of_cut_overs: (CutOvers,),
 }
 """The features of the worlds in which a hunt looks for the mutants of a module."""
+_FIRSTS = {of_outbox: outboxes.FIRST_SEED, of_following: FOLLOWED_FIRST}
+"""The first seeds of the worlds in which a hunt looks for the mutants of other modules; 0 where none is named."""
 
 
 def seeds_for(name: str) -> Iterator[int]:
@@ -70,5 +74,5 @@ def seeds_for(name: str) -> Iterator[int]:
             FEATURES_FIRST + number for number in count() if kind_of(number) in kinds
         )
     else:
-        seeds = count(outboxes.FIRST_SEED if room is of_outbox else 0)
+        seeds = count(_FIRSTS.get(room, 0))
     return (seed for seed in seeds if shows(name, seed))

@@ -58,11 +58,11 @@ def test_following_reader_leaves_out_what_is_gone_meanwhile(gone, caplog):
     """The broker that had it does not answer any more, or does not know it."""
     reader, place = reader_at(3, None)
     with caplog.at_level(logging.WARNING):
-        reader._look_anew([past(7, 0, 1024, **gone), past(9, 0, 1024)])
+        assert reader._look_anew([past(7, 0, 1024, **gone), past(9, 0, 1024)])
     assert (reader._places, reader._lineage.left) == ({}, frozenset())
     assert "from offset 3 on" in caplog.text
     reader, place = reader_at(3, None)
-    reader._look_anew([past(7, 0, 1024, state=OPEN)])
+    assert not reader._look_anew([past(7, 0, 1024, state=OPEN)])
     assert reader._places == {7: place}
 
 

@@ -1,0 +1,96 @@
+"""Bugs of readers and broadcast consumers that follow a subject: their order, their positions, what they pass over."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+from keylane.consumer.broadcast import Broadcast
+from keylane.consumer.reading.lineage_order import LineageOrder
+from keylane.consumer.reading.reader import Reader
+from keylane.protocol.control import Grant, Grants
+from keylane.protocol.routing import PartitionState
+from sim.mutants.mutant import Breaks, Patches
+
+
+def readers_wait_for_no_parents(patches: Patches) -> None:
+    """A partition is read before what it continues is sealed and read."""
+    patches.set(LineageOrder, "readable", lambda self: list(self._left.values()))
+
+
+def positions_forget_finished_partitions(patches: Patches) -> None:
+    """A reader that goes on reads ancestors again."""
+
+    def finish(self: Any, partition_id: int) -> None:
+        real(self, partition_id)
+        self._positions.pop(partition_id, None)
+
+    real = patches.set(Reader, "_finish", finish)
+
+
+def positions_count_what_was_not_given(patches: Patches) -> None:
+    """Positions are behind what was read, which the program has not got yet."""
+
+    def positions(self: Any) -> Any:
+        read = {number: place.next_offset for number, place in self._places.items()}
+        return MappingProxyType(self._positions | read)
+
+    patches.set(Reader, "positions", property(positions))
+
+
+def tail_of_a_sealed_partition_is_skipped(patches: Patches) -> None:
+    """A partition counts as read to its end with the first chunk that says it is sealed."""
+
+    async def chunk(self: Any, partition_id: int) -> None:
+        place = self._places[partition_id]
+        broker = self._broker(place.partition)
+        await real(self, partition_id)
+        status = await broker.partition(partition_id)
+        if partition_id in self._places and status.state is PartitionState.SEALED:
+            self._finish(partition_id)
+
+    real = patches.set(Reader, "_chunk", chunk)
+
+
+def rows_are_repeated_when_a_broker_returns(patches: Patches) -> None:
+    """An open reader goes back by a message when a broker did not answer."""
+
+    def look_anew(self: Any, history: Any) -> bool:
+        gone: bool = real(self, history)
+        for place in self._places.values():
+            place.next_offset = max(0, place.next_offset - 1)
+        return gone
+
+    real = patches.set(Reader, "_look_anew", look_anew)
+
+
+def chunks_beside_a_failure_are_dropped(patches: Patches) -> None:
+    """What was read of other partitions is given up when a broker does not answer."""
+
+    async def wait_for_broker(self: Any, error: Any) -> None:
+        self._buffer.clear()
+        await real(self, error)
+
+    real = patches.set(Reader, "_wait_for_broker", wait_for_broker)
+
+
+def broadcasts_take_children_at_once(patches: Patches) -> None:
+    """A broadcast consumer takes a partition before it has handled what that continues."""
+
+    def grant(self: Any) -> None:
+        grants = tuple(Grant(partition=each, token=0) for each in self._partitions.values())
+        self._version += 1
+        self._holder.granted(Grants(version=self._version, ttl_ms=0, grants=grants), 1 << 53)
+
+    patches.set(Broadcast, "_grant", grant)
+
+
+BREAKS: tuple[Breaks, ...] = (
+    readers_wait_for_no_parents,
+    positions_forget_finished_partitions,
+    positions_count_what_was_not_given,
+    tail_of_a_sealed_partition_is_skipped,
+    rows_are_repeated_when_a_broker_returns,
+    chunks_beside_a_failure_are_dropped,
+    broadcasts_take_children_at_once,
+)
