@@ -18,8 +18,8 @@ HEAD = """
 Each row is one share that was really run; a version with `+` had changes that were not committed yet.
 Of seeds that were run on several versions the latest rows stay; faults that a share found, and how they were mended, are in the log
 of commits.  Runs of real processes all stay.
-`make proof SEEDS=2000 FIRST=4000 FEATURES=0 LIMIT=0 KILLS=0 CYCLES=0` runs one share of the simulation alone; `SEEDS=0` leaves it out.
-`make proof RANDOM=2000 FEATURES=0 LIMIT=0 KILLS=0 CYCLES=0` draws the seeds at random from [10^6, 10^9); the row has the number of the drawing,
+`make proof SEEDS=2000 FIRST=4000 FEATURES=0 FOLLOWED=0 LIMIT=0 KILLS=0 CYCLES=0` runs one share of the simulation alone; `SEEDS=0` leaves it out.
+`make proof RANDOM=2000 FEATURES=0 FOLLOWED=0 LIMIT=0 KILLS=0 CYCLES=0` draws the seeds at random from [10^6, 10^9); the row has the number of the drawing,
 with which `DRAWING=` gives the same seeds again, and the digest of their list.
 
 One checker (`checker/`) judges the simulation, the runs of real processes and the demo.
@@ -64,6 +64,19 @@ The judges read what was sent and told, the disks, and what handlers saw; the da
 | date | version | seeds | faults | events | violations | seconds |
 | --- | --- | --- | --- | --- | --- | --- |
 """
+FOLLOWED = """
+## Followed
+
+The usual stories once more, in seeds from 3 * 10^9 on, with one to three readers that follow the subject (`Reader`) and at times
+a broadcast consumer: they begin at the beginning, at a time or at the end, want one key or all, are slow or give up waiting
+and ask again, are killed, frozen, cut off, closed, and opened again at the positions that they kept, or at none.
+Their judge reads what was sent and told and the disks at the end, and no lineage: of each key the order, nothing twice but
+what was given behind the kept positions, everything that is owed and that neither retention nor a lost disk has taken.
+`make sim WORLD=followed SEEDS=100` runs some.
+
+| date | version | seeds | faults | events | violations | seconds |
+| --- | --- | --- | --- | --- | --- | --- |
+"""
 PROCESSES = """
 ## Real processes
 
@@ -99,7 +112,7 @@ KILLS = """
 A real broker killed at every point of its work on the disk, each time that it gets there, with both indexes; its index
 work killed likewise; stops at any moment: all of `tests/crash/`.  `make test` has a sample of it, `make kills` runs it alone.
 A row of "all" has also what else `make test` leaves out: seeds that found a fault once, stores cut at every byte;
-`make proof KILLS=crash SEEDS=0 FEATURES=0 LIMIT=0 CYCLES=0` runs `tests/crash/` without these.
+`make proof KILLS=crash SEEDS=0 FEATURES=0 FOLLOWED=0 LIMIT=0 CYCLES=0` runs `tests/crash/` without these.
 
 | date | version | folders of tests | tests | failed | seconds |
 | --- | --- | --- | --- | --- | --- |
@@ -121,6 +134,7 @@ def document(shares: str) -> str:
     for title, name, row in (
         (SIMULATION, "simulation", _simulated),
         (FEATURES, "features", _simulated),
+        (FOLLOWED, "followed", _simulated),
         (PROCESSES, "processes", _performed),
         (KILLS, "kills", _killed),
         (MUTANTS, "mutants", _hunted),
@@ -148,7 +162,8 @@ def document(shares: str) -> str:
 
 def _summary(read: list[dict[str, Any]]) -> str:
     """The page in five lines."""
-    sims = [share[name] for share in read for name in ("simulation", "features") if name in share]
+    kinds = ("simulation", "features", "followed")
+    sims = [share[name] for share in read for name in kinds if name in share]
     version = next((share["version"] for share in reversed(read) if "processes" in share), "")
     runs = [
         share["processes"] for share in read if "processes" in share and share["version"] == version

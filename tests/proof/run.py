@@ -32,7 +32,7 @@ from proof.second_opinion import second_opinion
 from proof.stage import Stage
 from proof.story import Story, StoryResult
 from sim.mutants.bank import MUTANTS
-from sim.run import FEATURES_FIRST, MUTANT_SEEDS_MAX, draw_seeds, hunts, outcomes_of
+from sim.run import FIRSTS, MUTANT_SEEDS_MAX, draw_seeds, hunts, outcomes_of
 
 CYCLE = (4, 8, 3, 2)
 KEYS = 10_000
@@ -171,6 +171,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--random", type=int, default=0, help="seeds drawn at random, instead")
     parser.add_argument("--features", type=int, default=4_000, help="seeds with a feature at work")
+    parser.add_argument("--followed", type=int, default=2_000, help="seeds with followers")
     parser.add_argument("--drawing", type=int, help="the number of an earlier drawing")
     parser.add_argument("--limit", type=int, default=MUTANT_SEEDS_MAX, help="seeds for a mutant")
     parser.add_argument("--cycles", type=int, default=20, help="of resizes of real processes")
@@ -193,7 +194,8 @@ def main() -> int:
     folders = ("crash",) if args.kills == "crash" else WHOLE
     parts: dict[str, tuple[bool, Callable[[], dict[str, Any]]]] = {
         "simulation": (bool(args.seeds or args.random), _simulation(args)),
-        "features": (bool(args.features), _features(args)),
+        "features": (bool(args.features), _further(args, "features", args.features)),
+        "followed": (bool(args.followed), _further(args, "followed", args.followed)),
         "mutants": (bool(args.limit), lambda: hunt_mutants(args.limit, args.workers)),
         "kills": (args.kills != "0", lambda: kill_everywhere(2 * args.workers, folders)),
         "processes": (bool(args.cycles), lambda: run_processes(args.cycles, args.story)),
@@ -218,17 +220,17 @@ def _simulation(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
     return lambda: run() | {"first": args.first}
 
 
-def _features(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
-    """Run seeds that have a feature at work, with numbers from `first` on."""
-    first = FEATURES_FIRST + args.first
-    seeds = range(first, first + args.features)
+def _further(args: argparse.Namespace, world: str, count: int) -> Callable[[], dict[str, Any]]:
+    """Run seeds of another kind of world than the usual one, with numbers from `first` on."""
+    first = FIRSTS[world] + args.first
+    seeds = range(first, first + count)
     run = partial(simulate, seeds, args.workers, seconds=args.seconds)
     return lambda: run() | {"first": first}
 
 
 def _tell(share: dict[str, Any]) -> int:
     """The last line, as of `make sim`; the exit status."""
-    sims = [share.get(name, {}) for name in ("simulation", "features")]
+    sims = [share.get(name, {}) for name in ("simulation", "features", "followed")]
     process = share.get("processes", {})
     mutants = share.get("mutants", {}).get("found", [])
     caught = sum(mutant["caught"] for mutant in mutants)

@@ -14,7 +14,7 @@ def test_seed_that_ended_with_a_fault_is_replayed_by_the_tests() -> None:
     bad = {
         seed
         for share in shares
-        for part in ("simulation", "features")
+        for part in ("simulation", "features", "followed")
         for seed in share.get(part, {}).get("bad_seeds", ())
     }
     assert bad

@@ -39,7 +39,7 @@ FOLLOWED_FIRST = 3 * 10**9
 FIRSTS = {"usual": 0, "features": FEATURES_FIRST, "followed": FOLLOWED_FIRST}
 """The first seed of each kind of world."""
 SHARE = 5
-"""Where all kinds of seeds are run, there is one of each other kind for this many usual ones."""
+"""Where all kinds of seeds are run, there is one of each further kind for this many usual ones."""
 OUT_OF_DATE = ("TypeError", "AttributeError", "NameError", "ImportError")
 """Errors of a mutant whose target has changed: it has to be mended, it was not caught."""
 NO_CATCH = tuple(
@@ -170,10 +170,11 @@ def seeds_of(world: str, first: int, count: int) -> list[int]:
     if world != "all":
         begin = first if first >= FIRSTS[world] else FIRSTS[world] + first
         return list(range(begin, begin + count))
+    number = first % 10**9  # there are no more in each kind
     return [
-        seed
-        for kind, begin in FIRSTS.items()
-        for seed in range(begin + first, begin + first + (count if kind == "usual" else count // SHARE))
+        *range(first, first + count),
+        *range(FEATURES_FIRST + number, FEATURES_FIRST + number + count // SHARE),
+        *range(FOLLOWED_FIRST + number, FOLLOWED_FIRST + number + count // SHARE),
     ]
 
 

@@ -13,7 +13,7 @@ from sim.machines.calls import WINDOW_S, CallRates
 from sim.mutants.bank import MUTANTS, seeds_for
 from sim.mutants.catches import CATCHES
 from sim.mutants.worlds import SHOWN_IN
-from sim.run import FEATURES_FIRST, hunts, outcomes_of, pool, run_one, seeds_of
+from sim.run import FEATURES_FIRST, FOLLOWED_FIRST, hunts, outcomes_of, pool, run_one, seeds_of
 
 SEEDS = 100
 """`make proof` runs 20,000 and more."""
@@ -27,12 +27,16 @@ FEATURES_SAMPLE = tuple(
 )
 """One seed of each feature; `make sim WORLD=features` runs more."""
 FEATURES = range(FEATURES_FIRST, FEATURES_FIRST + 60)
+FOLLOWED_SAMPLE = tuple(FOLLOWED_FIRST + number for number in (0, 1, 3, 5, 9, 11, 12, 14))
+"""Readers follow the subject while operators reshape, brokers remove old messages, a folder is copied, a disk is lost."""
+FOLLOWED = range(FOLLOWED_FIRST, FOLLOWED_FIRST + 60)
 FOUND = (
     424, 1011, 1148, 1617, 2653, 5057, 7062, 10026, 11073, 12297, 13821, 30556, 84_028,
     5_000_846,
     32_523_450, 362_143_117, 574_455_097, 777_000_041, 777_000_126, 777_000_152, 777_000_181, 889_618_588,
     999_000_029, 2_000_000_020, 2_000_000_047, 2_000_000_107, 2_000_000_192, 2_000_000_253, 2_000_000_372,
-    2_000_000_441, 2_000_001_802, 2_000_003_110, 2_000_004_599, 2_000_005_394,
+    2_000_000_441, 2_000_001_802, 2_000_003_110, 2_000_004_599, 2_000_005_394, 3_000_000_041, 3_000_000_073,
+    3_000_000_444,
 )  # fmt: skip
 """Later seeds that found a fault once, of the product or of the simulation."""
 FOUND_SAMPLE = FOUND[1::4]
@@ -76,12 +80,33 @@ def test_features_keep_their_promises_when_programs_die(seeds):
     assert not bad, "\n\n".join(bad)
 
 
-def test_seeds_with_a_feature_are_a_share_of_all():
+@pytest.mark.timeout(1_200)
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(FOLLOWED_SAMPLE, id="sample"),
+        pytest.param(
+            tuple(seed for seed in FOLLOWED if seed not in FOLLOWED_SAMPLE),
+            id="rest",
+            marks=pytest.mark.whole,
+        ),
+    ],
+)
+def test_followers_get_everything_in_order_when_programs_die(seeds):
+    """Readers and broadcast consumers, through resizes, moves, crashes, retention and lost disks."""
+    bad = [_told(outcome) for outcome in outcomes_of(seeds, WORKERS) if outcome["violations"]]
+    assert not bad, "\n\n".join(bad)
+
+
+def test_seeds_of_further_kinds_are_a_share_of_all():
     """`make sim` runs them after the usual ones; `WORLD` chooses."""
     assert seeds_of("usual", 5, 10) == list(range(5, 15))
     assert seeds_of("features", 5, 2) == [FEATURES_FIRST + 5, FEATURES_FIRST + 6]
     assert seeds_of("features", FEATURES_FIRST + 5, 1) == [FEATURES_FIRST + 5]
-    assert seeds_of("all", 5, 10) == [*range(5, 15), FEATURES_FIRST + 5, FEATURES_FIRST + 6]
+    assert seeds_of("followed", 5, 2) == [FOLLOWED_FIRST + 5, FOLLOWED_FIRST + 6]
+    further = [first + number for first in (FEATURES_FIRST, FOLLOWED_FIRST) for number in (5, 6)]
+    assert seeds_of("all", 5, 10) == [*range(5, 15), *further]
+    assert seeds_of("all", 10**9, 5) == [*range(10**9, 10**9 + 5), FEATURES_FIRST, FOLLOWED_FIRST]
 
 
 @pytest.mark.timeout(600)
@@ -143,6 +168,8 @@ SAMPLE = (
     "lease_token_is_not_checked",
     "forgotten_groups_are_remembered",
     "deliveries_are_not_noted",
+    "positions_count_what_was_not_given",
+    "rows_are_repeated_when_a_broker_returns",
 )
 """`make proof` hunts all."""
 MORE_SEEDS = 400
@@ -173,6 +200,7 @@ def test_hunt_tries_the_worlds_that_may_show_a_mutant():
     assert list(loops) == [FEATURES_FIRST + number for number in (11, 24, 41, 54)]
     assert list(islice(seeds_for("no_fsync"), 2)) == [0, 1]
     assert next(seeds_for("rows_deleted_before_the_ack")) == 10**9
+    assert next(seeds_for("rows_are_repeated_when_a_broker_returns")) == FOLLOWED_FIRST
 
 
 @pytest.mark.parametrize("name", sorted(SHOWN_IN))

@@ -166,8 +166,12 @@ class ReadingHost(FollowingHost):
             except UnreachableError:
                 await asyncio.sleep(AGAIN_S)
             except (OffsetOutOfRangeError, PartitionUnknownError) as error:
-                if not self._goes_on_behind(error) and not (self.sees_copies and self._reader is None):
-                    self.problems.append(f"{self.name} was told {error!r}; it had kept {self._kept}")
+                if not self._goes_on_behind(error) and not (
+                    self.sees_copies and self._reader is None
+                ):
+                    self.problems.append(
+                        f"{self.name} was told {error!r}; it had kept {self._kept}"
+                    )
                 await asyncio.sleep(AGAIN_S)
             except KeylaneError as error:
                 self.problems.append(f"{self.name} was told {error!r}")

@@ -79,7 +79,7 @@ class Life:
         """In the order in which they were given."""
         self.opened: Opened | None = None
         self._kept = 0
-        """So many of `given` are behind the positions that were kept last."""
+        """The number of those in `given` that are behind the positions which were kept last."""
         self.problems: list[str] = []
 
     def reopened(self, opened: Opened) -> None:

@@ -71,13 +71,11 @@ class FollowedWorld(World):
                     meta=self._meta,
                     tick=lambda: len(self.history),
                     fails=rng.choice((0.0, 0.05)),
-                    slow_s=rng.choice((0.01, 0.1, 1.0)),
+                    slow_s=rng.choice((0.01, 0.3, 2.0)),
                 )
             )
 
-        self.calls.readers = {
-            host.name for host in self.followers if isinstance(host, ReadingHost)
-        }
+        self.calls.readers = {host.name for host in self.followers if isinstance(host, ReadingHost)}
         for host in self.followers:
             host.may_leave = not (self.swarm.strict or self.swarm.static)
             host.sees_copies = is_copied(self.number)
@@ -184,5 +182,3 @@ class FollowedWorld(World):
                 whole=whole,
             )
         return problems
-
-

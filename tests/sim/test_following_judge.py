@@ -1,0 +1,100 @@
+"""The judge of followers tells what it is for, on notes made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from keylane.checker.events import Ranged, Sent, Settled, Stored
+from sim.following.judge import Truth, check_follower, truth_of
+from sim.following.notes import Given, Kept, Opened
+
+FIRST = Opened(0, 0, after_keeping=False)
+KEY = b"k0"
+
+
+def stored_at(*places: tuple[int, int], **more: Any) -> Truth:
+    """The truth of messages of one key, sent and acked one after the other, number n at the n-th place."""
+    history: list[Any] = [Ranged(number, 0, 1024) for number in {place[0] for place in places}]
+    for number, place in enumerate(places):
+        value = b"p0.1:%d" % number
+        history += [
+            Sent(value, KEY, "p0.1", number, strict=True),
+            Stored(*place, KEY, value),
+            Settled(value, "stored", *place),
+        ]
+    given: dict[str, Any] = {"firsts": {}, "lost": ()}
+    return truth_of(history, partitions={1, 2, 3}, **given | more)
+
+
+THREE = ((1, 0), (1, 1), (2, 0))
+TRUTH = stored_at(*THREE)
+
+
+def given(number: int, place: tuple[int, int]) -> Given:
+    return Given(*place, KEY, b"p0.1:%d" % number, 0, number)
+
+
+ALL = [given(number, place) for number, place in enumerate(THREE)]
+
+
+def told(notes: list[Any], truth: Truth = TRUTH, **more: Any) -> str:
+    """What the judge says about a follower whose run was quiet at the end."""
+    return "\n".join(check_follower("f0", notes, truth, **({"whole": True} | more)))
+
+
+def test_follower_is_clean_when_it_was_given_everything_in_order():
+    assert not told([FIRST, *ALL])
+    assert not told([FIRST, *ALL], stored_at(*THREE, static=True))
+
+
+@pytest.mark.parametrize(
+    ("notes", "problem"),
+    [
+        ([FIRST, *ALL[:2]], "f0 was not given b'p0.1:2' at (2, 0)"),
+        ([FIRST, *ALL, ALL[1]], "f0 was given (1, 1) again"),
+        ([FIRST, ALL[1], ALL[0], ALL[2]], "f0 was given (1, 0) behind offset 1"),
+        ([FIRST, ALL[2], *ALL[:2]], "behind number 2"),
+        ([FIRST, ALL[2], *ALL[:2]], "f0 was given b'k0' at (1, 0) behind (2, 0)"),
+        ([FIRST, given(0, (1, 1))], "where (b'k0', b'p0.1:1') is stored"),
+    ],
+)
+def test_follower_is_told_of_when_it_was_given_too_little_too_often_or_out_of_order(notes, problem):
+    assert problem in told(notes)
+
+
+def test_queue_is_told_of_when_logic_offsets_do_not_rise():
+    truth = stored_at(*THREE, static=True)
+    assert "logic offset 0 of queue 0" in told([FIRST, *ALL[:2], ALL[2]._replace(logic_offset=0)], truth)  # fmt: skip
+
+
+def test_follower_may_be_given_again_only_what_came_behind_the_kept_positions():
+    again = FIRST._replace(after_keeping=True)
+    assert not told([FIRST, ALL[0], Kept(), ALL[1], again, ALL[1], ALL[2]])
+    assert "(1, 0) again" in told([FIRST, ALL[0], Kept(), ALL[1], again, *ALL])
+    assert "not given b'p0.1:1'" in told([FIRST, ALL[0], Kept(), ALL[1], again, ALL[2]])
+    assert not told([FIRST, ALL[0], ALL[1], FIRST, *ALL])
+
+
+def test_follower_is_owed_what_is_left_of_what_was_sent_since_it_began():
+    last = next(instant for value, (instant, *_) in TRUTH.sent.items() if value == b"p0.1:2")
+    assert not told([Opened(last, last, after_keeping=False), ALL[2]])
+    assert "not given" in told([Opened(last, last, after_keeping=False)])
+    assert not told([FIRST, ALL[2]], stored_at(*THREE, firsts={1: 2}))
+    assert not told([FIRST, ALL[2]], stored_at(*THREE, lost={1}))
+    assert not told([FIRST, *ALL[:2]], whole=False)
+    assert not told([FIRST], key=b"k1")
+
+
+def test_follower_that_began_at_the_latest_message_is_told_of_when_it_was_given_an_older_one():
+    began = Opened(99, 99, after_keeping=False, latest=True)
+    assert "was given the older one at (1, 0)" in told([began, ALL[0]])
+
+
+def test_broadcast_may_be_given_messages_of_other_keys_in_any_order():
+    other = TRUTH.stored | {(1, 2): (b"k1", b"p0.1:9")}
+    truth = Truth(stored=other, ranges=TRUTH.ranges)
+    notes = [FIRST, Given(1, 2, b"k1", b"p0.1:9"), *ALL]
+    assert "behind offset 2" in told(notes, truth)
+    assert not told(notes, truth, in_turn=False)
