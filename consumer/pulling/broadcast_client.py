@@ -16,7 +16,7 @@ from typing import Any
 
 from ...protocol.backoff import Backoff
 from ...protocol.batch import batch_starts
-from ...protocol.errors import OffsetOutOfRangeError
+from ...protocol.errors import NotSentError, OffsetOutOfRangeError
 from ...protocol.frames import Batches, Read
 from ...protocol.message import Message
 from ...protocol.offsets import AckedOffsets
@@ -123,9 +123,17 @@ class BroadcastClient(PullClient):
         await self._wait_while_held()
         await self._wait_for_capacity(self._settings.buffer_messages)
         self.waiting_for = "messages"
-        answer, payload = await self.broker.call(
-            Read(self.partition_id, self._offsets.next_offset, self._settings.pull_bytes)
-        )
+        try:
+            answer, payload = await self.broker.call(
+                Read(self.partition_id, self._offsets.next_offset, self._settings.pull_bytes)
+            )
+        except OffsetOutOfRangeError as error:
+            if self._offsets.next_offset < (error.first_offset or 0):
+                raise
+            # No next token would change that, as it would for the owner of a lease: only the broker's own folder does.
+            raise NotSentError(
+                f"its broker stores less than was read there, and may stand on an older copy of its data folder: {error.message}"
+            ) from error
         assert isinstance(answer, Batches)
         self._progress.end_offset = answer.next_offset
         await self._wait_while_held()
@@ -142,8 +150,6 @@ class BroadcastClient(PullClient):
     def _skip_removed(self, error: OffsetOutOfRangeError) -> None:
         first_offset = error.first_offset or 0
         start = self._offsets.next_offset
-        if start >= first_offset:
-            raise error
         missed = self._offsets.skip_removed(first_offset)
         self._acked_here.add(start, first_offset)
         log.warning(

@@ -68,7 +68,7 @@ def truth_of(
     return truth
 
 
-class Life:
+class FollowingLife:
     """What a program has seen since it last began without kept positions."""
 
     def __init__(self, truth: Truth, name: str, *, in_turn: bool) -> None:
@@ -193,12 +193,12 @@ def check_follower(
         in_turn: it was given the messages of a partition one by one; else only those of a key.
         whole: the run was quiet at the end, and the follower had time to read everything.
     """
-    lives = [Life(truth, name, in_turn=in_turn)]
+    lives = [FollowingLife(truth, name, in_turn=in_turn)]
     for note in notes:
         match note:
             case Opened():
                 if not note.after_keeping and lives[-1].opened is not None:
-                    lives.append(Life(truth, name, in_turn=in_turn))
+                    lives.append(FollowingLife(truth, name, in_turn=in_turn))
                 lives[-1].reopened(note)
             case Given():
                 lives[-1].give(note)

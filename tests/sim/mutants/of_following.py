@@ -8,7 +8,7 @@ from typing import Any
 from keylane.consumer.broadcast import Broadcast
 from keylane.consumer.reading.lineage_order import LineageOrder
 from keylane.consumer.reading.reader import Reader
-from keylane.protocol.control import Grant, Grants
+from keylane.protocol.offsets import AckedOffsets
 from keylane.protocol.routing import PartitionState
 from sim.mutants.mutant import Breaks, Patches
 
@@ -74,15 +74,14 @@ def chunks_beside_a_failure_are_dropped(patches: Patches) -> None:
     real = patches.set(Reader, "_wait_for_broker", wait_for_broker)
 
 
-def broadcasts_take_children_at_once(patches: Patches) -> None:
-    """A broadcast consumer takes a partition before it has handled what that continues."""
+def broadcasts_begin_children_late(patches: Patches) -> None:
+    """A broadcast consumer begins a partition that it finds later behind its first message."""
 
-    def grant(self: Any) -> None:
-        grants = tuple(Grant(partition=each, token=0) for each in self._partitions.values())
-        self._version += 1
-        self._holder.granted(Grants(version=self._version, ttl_ms=0, grants=grants), 1 << 53)
+    def client_kind(self: Any, partition_id: int) -> Any:
+        self._acked.setdefault(partition_id, AckedOffsets(1))
+        return real(self, partition_id)
 
-    patches.set(Broadcast, "_grant", grant)
+    real = patches.set(Broadcast, "client_kind", client_kind)
 
 
 BREAKS: tuple[Breaks, ...] = (
@@ -92,5 +91,5 @@ BREAKS: tuple[Breaks, ...] = (
     tail_of_a_sealed_partition_is_skipped,
     rows_are_repeated_when_a_broker_returns,
     chunks_beside_a_failure_are_dropped,
-    broadcasts_take_children_at_once,
+    broadcasts_begin_children_late,
 )

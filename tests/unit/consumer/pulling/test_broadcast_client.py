@@ -126,3 +126,11 @@ async def test_consumer_fails_when_acks_cannot_be_kept():
     assert await kept
     assert acked.cursor == 1
     assert in_loop == []
+
+
+async def test_client_waits_when_the_broker_stores_less_than_was_read():
+    """It stands on an older copy of its folder; to begin again at once would be a loop without a pause."""
+    broker = ReadOnlyBroker(OffsetOutOfRangeError(first_offset=0, next_offset=1), end=6)
+    async with reading(broker, AckedOffsets(2)) as (client, owner):
+        await eventually(lambda: offsets(owner) == [2, 3, 4, 5])
+        client.forget(4)
