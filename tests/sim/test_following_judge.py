@@ -84,6 +84,7 @@ def test_follower_is_owed_what_is_left_of_what_was_sent_since_it_began():
     assert not told([FIRST, ALL[2]], stored_at(*THREE, firsts={1: 2}))
     assert not told([FIRST, ALL[2]], stored_at(*THREE, lost={1}))
     assert not told([FIRST, *ALL[:2]], whole=False)
+    assert "not given b'p0.1:1'" in told([FIRST, ALL[0], ALL[2]], whole=False)
     assert not told([FIRST], key=b"k1")
 
 

@@ -39,6 +39,11 @@ class Truth:
     static: bool = False
     """Partitions are in logic queues."""
 
+    def is_in_range(self, place: Place, key: bytes) -> bool:
+        """Whether a message lies in a partition that has its key's logical partition: such messages of a key have an order."""
+        start, end = self.ranges.get(place[0], (0, 0))
+        return bool(key) and start <= logical_partition(key) < end
+
     def is_left(self, place: Place) -> bool:
         """Whether nothing has removed the message, so that no reader may miss it."""
         return place[0] not in self.lost and place[1] >= self.firsts.get(place[0], 0)
@@ -111,8 +116,7 @@ class FollowingLife:
         self._check_queues()
         if self.opened.latest:
             self._check_begin(self.opened.began)
-        if whole:
-            self._check_whole(key, self.opened.owed_from)
+        self._check_whole(key, self.opened.owed_from, whole=whole)
         return self.problems
 
     def _tell(self, what: str) -> None:
@@ -126,8 +130,7 @@ class FollowingLife:
             if self._in_turn and ends.get(place[0], -1) > place[1]:
                 self._tell(f"was given {place} behind offset {ends[place[0]]}")
             ends[place[0]] = place[1]
-            start, end = self._truth.ranges.get(place[0], (0, 0))
-            if not message.key or not start <= logical_partition(message.key) < end:
+            if not self._truth.is_in_range(place, message.key):
                 continue
             if last.get(message.key, (0, 0)) > place:
                 self._tell(f"was given {message.key!r} at {place} behind {last[message.key]}")
@@ -166,13 +169,24 @@ class FollowingLife:
             if self._truth.settled.get(place, began) < began:
                 self._tell(f"began at the latest message, and was given the older one at {place}")
 
-    def _check_whole(self, key: bytes | None, owed_from: int) -> None:
-        """Everything came that is owed and left."""
+    def _check_whole(self, key: bytes | None, owed_from: int, *, whole: bool) -> None:
+        """Everything came that is owed and left; of a life that was cut off, what comes before something given of its key."""
+        last: dict[bytes, Place] = {}
+        for place, message in self.given.items():
+            if self._truth.is_in_range(place, message.key):
+                last[message.key] = max(place, last.get(message.key, (0, 0)))
         for place, (of_key, value) in self._truth.stored.items():
             sent = self._truth.sent.get(value)
             owed = owed_from == 0 or (sent is not None and sent[0] >= owed_from)
             wanted = key is None or key == of_key
-            if owed and wanted and place not in self.given and self._truth.is_left(place):
+            passed = self._truth.is_in_range(place, of_key) and place < last.get(of_key, (0, 0))
+            if (
+                owed
+                and wanted
+                and (whole or passed)
+                and place not in self.given
+                and self._truth.is_left(place)
+            ):
                 self._tell(f"was not given {value!r} at {place}")
 
 
