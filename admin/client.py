@@ -44,7 +44,7 @@ from ..protocol.progress import GroupReset, ResetTo
 from ..protocol.routing import ConsumeStrategy, OrderStrategy
 from ..protocol.verification import Verification
 from ..rpc.client import MetaClient
-from ..rpc.connections import Connections
+from ..rpc.connections import Connections, clean_up
 from . import views
 from .access import AccessCalls
 from .arguments import checked
@@ -114,7 +114,7 @@ class Admin(
 
     async def close(self) -> None:
         """Close every connection.  Raises OtherLoopError: the admin was opened in another event loop."""
-        await self._connections.close()
+        await clean_up(self._connections.close())
 
     # ── subjects ──────────────────────────────────────────────────────────────────────────────────────
     async def create_subject(

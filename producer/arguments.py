@@ -50,5 +50,13 @@ def checked_timeout(timeout_ms: int) -> int:
 def refuse_text(**given: object) -> NoReturn:
     """Raises InvalidRequestError: one of these is not bytes."""
     name, value = next((name, value) for name, value in given.items() if type(value) is not bytes)
-    advice = f": use {name}.encode()" if isinstance(value, str) else ""
+    advice = ""
+    if isinstance(value, str):
+        advice = f": use {name}.encode()"
+    elif isinstance(value, bytes | bytearray | memoryview):
+        advice = f": use bytes({name})"
+    elif name == "value":
+        advice = "; a codec makes bytes of other values: Producer(…, codec=JsonCodec())"
+    elif value is None:
+        advice = ": leave it out for a message without a key"
     raise InvalidRequestError(f"{name} must be bytes, not {type(value).__name__}{advice}")

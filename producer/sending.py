@@ -378,8 +378,10 @@ class Sending(ScheduledCancels, Generic[V]):
                 timeout_ms=timeout_ms,
             )  # fmt: skip
         try:
-            sender = self._senders[subject]
-        except (KeyError, TypeError):
+            sender = self._senders.get(subject)
+        except TypeError:  # no text at all
+            sender = None
+        if sender is None:  # out of the `except`, so that its errors are not shown as two
             sender = self._new_sender(subject)
         if not self._here():  # two threads would corrupt a batch; or no message is plain
             value = self._encoded(subject, value)

@@ -23,6 +23,11 @@ HINT = "Use it inside its `with` block, or between `open()` and `close()`."
 """Of a ClosedError, for programs without an event loop."""
 OWN_LOOP_HINT = "Call it from another thread: its event loop would wait for itself."
 """Of an OtherLoopError, in a callback that the client's own thread runs."""
+SHARED_THREAD_HINT = (
+    "Only one client of keylane.sync runs where gevent has patched threads; greenlets may share it.  "
+    "For several run the program with real threads, as gunicorn --worker-class gthread does."
+)
+"""Of an OtherLoopError, where a patched `threading` gives no thread of the system."""
 
 
 class LoopThread:
@@ -58,6 +63,7 @@ class LoopThread:
 
         Raises:
             AlreadyOpenError, ForkedError
+            OtherLoopError: threads are greenlets, as gevent patches them, and another event loop runs in theirs.
             OSError, RuntimeError: the system gives no event loop or no thread; it may be started again.
         """
         self._home.check_not_forked()
@@ -77,6 +83,7 @@ class LoopThread:
 
     def _run(self, ready: Future[None]) -> None:
         try:
+            _check_own_thread(self._what)
             with asyncio.Runner() as runner:
                 runner.run(self._serve(ready))
         except Exception as error:
@@ -138,6 +145,20 @@ class LoopThread:
         if thread is not None:
             thread.join()
             self._thread = None
+
+
+def _check_own_thread(what: str) -> None:
+    """Raises OtherLoopError: an event loop runs in this new thread, so that it is none of the system's."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    error = OtherLoopError(
+        f"the {what} needs a thread for its event loop; threads of this program are greenlets of one "
+        "thread, in which another event loop runs"
+    )
+    error.hint = SHARED_THREAD_HINT
+    raise error
 
 
 def _for_threads(error: ClosedError) -> ClosedError:

@@ -41,7 +41,7 @@ from ...protocol.queues import (
 from ...protocol.routing import Partition, PartitionState
 from ...protocol.settings import is_within
 from ...rpc.client import BrokerClient, MetaClient
-from ...rpc.connections import Connections
+from ...rpc.connections import Connections, clean_up
 from ...rpc.environment import Environment, environment_of
 from ...rpc.home import Resident
 from .read_messages import read_messages
@@ -155,8 +155,8 @@ class QueueReader(Resident, Generic[V]):
         return self
 
     async def close(self) -> None:
-        """Close every connection."""
-        await self._connections.close()
+        """Close every connection; a cancellation is raised when that is done."""
+        await clean_up(self._connections.close())
 
     # ── what users call ──────────────────────────────────────────────────────────────────────────────
     async def queues(self) -> list[QueueView]:

@@ -185,8 +185,8 @@ class Reader(Resident, Generic[V]):
         return self
 
     async def close(self) -> None:
-        """Close every connection."""
-        await self._connections.close()
+        """Close every connection; a cancellation is raised when that is done."""
+        await clean_up(self._connections.close())
 
     @property
     def positions(self) -> Mapping[int, int]:

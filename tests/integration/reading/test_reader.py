@@ -19,6 +19,7 @@ from keylane import (
     OffsetOutOfRangeError,
     PartitionUnknownError,
     Producer,
+    QueueReader,
     Reader,
     ReadFilterError,
     SubjectUnknownError,
@@ -312,3 +313,30 @@ async def test_read_command_prints_messages_and_makes_no_group(shared_cluster: C
         done = run_keylane("read", "read-command", "--meta", shared_cluster.meta, *words)
         assert (done.returncode, done.stdout) == (1, "")
     assert await groups_of(shared_cluster, "read-command") == []
+
+
+@pytest.mark.parametrize("kind", ["reader", "queue reader"])
+async def test_reader_closes_its_connections_when_its_scope_is_cancelled(shared_cluster: Cluster, kind: str):  # fmt: skip
+    """A cancel scope, as anyio has it, cancels its task at each turn until the task ends, also while it closes."""
+    subject = f"scope-{kind.replace(' ', '-')}"
+    await shared_cluster.create(subject, partitions=1, static=True)
+    await send(shared_cluster, subject, range(1))
+    before, reading = set(asyncio.all_tasks()), asyncio.Event()
+
+    async def read_on() -> None:
+        if kind == "reader":
+            async with Reader(shared_cluster.meta, subject, follow=True) as reader:
+                async for _message in reader:
+                    reading.set()
+        else:
+            async with QueueReader(shared_cluster.meta, subject=subject) as queue_reader:
+                await queue_reader.read(0, 0)
+                reading.set()
+                await asyncio.Event().wait()
+
+    scope = asyncio.create_task(read_on())
+    await asyncio.wait_for(reading.wait(), 60)
+    while not scope.done():
+        scope.cancel()
+        await asyncio.sleep(0)
+    assert set(asyncio.all_tasks()) == before

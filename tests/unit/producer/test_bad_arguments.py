@@ -15,6 +15,10 @@ from keylane.protocol.errors import ConfigError, InvalidNameError, InvalidReques
 from keylane.rpc.environment import Environment
 
 
+class Digest(bytes):
+    """Bytes of a kind of their own."""
+
+
 class SilentNetwork:
     """A metaserver that is healthy and never tells a route."""
 
@@ -101,8 +105,12 @@ def test_name_is_refused_when_no_metaserver_takes_it(name):
             r"value must be bytes, not str: use value.encode\(\)",
         ),
         ({"key": "text"}, InvalidRequestError, r"key must be bytes, not str: use key.encode\(\)"),
-        ({"value": bytearray(b"v")}, InvalidRequestError, "value must be bytes, not bytearray"),
-        ({"value": None}, InvalidRequestError, "value must be bytes, not NoneType"),
+        ({"value": bytearray(b"v")}, InvalidRequestError, r"not bytearray: use bytes\(value\)"),
+        ({"key": memoryview(b"k")}, InvalidRequestError, r"not memoryview: use bytes\(key\)"),
+        ({"key": Digest(b"k")}, InvalidRequestError, r"not Digest: use bytes\(key\)"),
+        ({"value": None}, InvalidRequestError, "value must be bytes, not NoneType; a codec makes"),
+        ({"key": None}, InvalidRequestError, "not NoneType: leave it out for a message without"),
+        ({"key": 7}, InvalidRequestError, "key must be bytes, not int "),
         (
             {"properties": ["a"]},
             InvalidRequestError,
@@ -121,10 +129,11 @@ def test_name_is_refused_when_no_metaserver_takes_it(name):
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
 async def test_send_is_refused_when_its_arguments_are_malformed(arguments, kind, words):
-    """`send` itself refuses a malformed message."""
+    """`send` itself refuses a malformed message, by one error and not by one that came of another."""
     producer = Producer("meta:1", _environment=Environment(network=SilentNetwork()))
     await producer.__aenter__()
-    with pytest.raises(kind, match=words):
+    with pytest.raises(kind, match=words) as caught:
         producer.send(**({"subject": "s", "value": b"v"} | arguments))
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
     assert producer.stats.sent == 0
     await producer.close(flush=False)

@@ -149,3 +149,23 @@ def test_start_fails_and_may_be_repeated_when_there_is_no_event_loop(monkeypatch
     thread.start()
     assert thread.run(number) == 7
     thread.stop()
+
+
+async def test_thread_that_is_a_greenlet_is_refused_when_another_loop_runs_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """As gevent patches them: a thread runs in the one of its starter, where an event loop may run."""
+
+    class Greenlet(threading.Thread):
+        def start(self) -> None:
+            self.run()
+
+    monkeypatch.setattr(threading, "Thread", Greenlet)
+    thread = LoopThread("client")
+    with pytest.raises(OtherLoopError, match="threads of this program are greenlets") as caught:
+        thread.start()
+    assert "gevent" in str(caught.value)
+    monkeypatch.undo()
+    thread.start()
+    assert thread.run(number) == 7
+    thread.stop()
