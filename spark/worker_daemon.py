@@ -10,6 +10,7 @@ prints eleven lines of traces for each; this one ends the worker without a word.
 import contextlib
 import gc
 import importlib
+import sys
 from typing import Any
 
 from pyspark import daemon
@@ -44,7 +45,14 @@ def worker(sock: Any, authenticated: bool) -> int:
         BrokenPipeError,
         ConnectionResetError,
     ):  # errors of a task are answers, and are not raised here
+        sys.unraisablehook = (
+            _say_nothing  # Python 3.13 tells of what a dropped stream could not write
+        )
         return 1
+
+
+def _say_nothing(_unraisable: object) -> None:
+    """In place of a line about what this worker, which ends now, could not write."""
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def keylane_cluster(request: pytest.FixtureRequest) -> Iterator[VirtualCluster]:
     except ConfigError as error:
         raise ConfigError(f"@pytest.mark.keylane: {error.message}") from None
     except TypeError as error:
-        what = str(error).rpartition(") ")[2]
+        what = str(error).rpartition(") ")[2].partition(". Did you mean")[0]
         raise ConfigError(f"@pytest.mark.keylane: {what}; there are {MARKER}") from None
     yield cluster
     cluster.close()

@@ -16,6 +16,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -53,6 +54,10 @@ GATHERED_BYTES_MAX = 16 << 10
 """More is written at once."""
 CONTROL_FRAMES_MAX = 1_000
 """Pings and pongs of a peer between two looks whether it is alive."""
+WRITELINES_HOLD_BACK = not (
+    (3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2)
+)
+"""asyncio's `writelines` calls `pause_writing`; in these versions it does not, and its buffer grows (CVE-2024-12254)."""
 CLOSE_S = 1.0
 """How long `close` waits for the peer's goodbye."""
 
@@ -355,7 +360,12 @@ class DataSocket(asyncio.BufferedProtocol):
             return
         if len(parts[-1]) >= GATHERED_BYTES_MIN:
             self.written_bytes += sum(map(len, parts))
-            self._transport.writelines((b"".join(parts[:-1]), parts[-1]))
+            before = b"".join(parts[:-1])
+            if WRITELINES_HOLD_BACK:
+                self._transport.writelines((before, parts[-1]))
+            else:
+                self._transport.write(before)
+                self._transport.write(parts[-1])
         else:
             data = b"".join(parts)
             self.written_bytes += len(data)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import weakref
 from collections.abc import Callable
 from functools import cache
 from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
@@ -19,6 +20,7 @@ from sqlalchemy.pool import StaticPool
 from ...metaserver.sql.dialect import prepare_sqlite
 from ...metaserver.sql.quick_connection import QuickConnection
 from ...metaserver.sql.schema import metadata
+from ...protocol.clock import Clock
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -74,13 +76,20 @@ class Connected(NamedTuple):
     empty: bytes
 
 
+def memory_engine(clock: Clock) -> tuple[sa.Engine, sqlite3.Connection]:
+    """An empty database in memory and its one connection, which is closed once the engine is gone: SQLite warns otherwise."""
+    raw = sqlite3.connect(":memory:", check_same_thread=False, cached_statements=STATEMENTS_MAX)
+    engine = sa.create_engine("sqlite://", creator=lambda: raw, poolclass=StaticPool)
+    weakref.finalize(engine, raw.close)
+    prepare_sqlite(engine, clock)
+    return engine, raw
+
+
 @cache
 def connected() -> Connected:
     """The one connection of this process."""
-    raw = sqlite3.connect(":memory:", check_same_thread=False, cached_statements=STATEMENTS_MAX)
-    engine = sa.create_engine("sqlite://", creator=lambda: raw, poolclass=StaticPool)
     clock = ClockOfNow()
-    prepare_sqlite(engine, clock)
+    engine, raw = memory_engine(clock)
     with engine.begin() as connection:
         metadata.create_all(connection)
     return Connected(QuickConnection(engine), raw, clock, raw.serialize())

@@ -11,6 +11,7 @@ Keys are big-endian, so that they sort as numbers; values are little-endian.
 
 from __future__ import annotations
 
+import gc
 import logging
 import shutil
 import struct
@@ -173,19 +174,19 @@ class RocksTables:
         if shutil.disk_usage(folder).free < wanted:
             raise DiskFullError(f"the RocksDB index needs {wanted} free bytes to be reopened")
         with self.lock.alone(), library_errors():
-            self.close()
+            self._close_at_once()
             self._connect()
 
     def clear(self) -> None:
         """Replace the database by an empty one."""
-        self.close()
+        self._close_at_once()
         self._reach("index-clear")
         Rdict.destroy(self._path)
         self._reach("index-cleared")
         self._connect()
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the database.  The library closes it once its iterators are gone, too."""
         for name in ("_bounds", "_units"):
             table = self.__dict__.pop(name, None)
             if table is not None:
@@ -194,6 +195,11 @@ class RocksTables:
                 except Exception as error:  # noqa: BLE001  # the database counts as closed
                     log.warning("the RocksDB index: %s", error)
         self.__dict__.pop("_family", None)
+
+    def _close_at_once(self) -> None:
+        """Close it, and free the iterators of failed reads, which errors may keep in cycles."""
+        self.close()
+        gc.collect()
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────────────
     def put_first(self, batch: WriteBatch, partition_id: int, first: int, position: int) -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import sqlalchemy as sa
-from sqlalchemy.pool import StaticPool
-
 from keylane.metaserver.cluster.brokers import broker_views, report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.operations.begin import begin_operations
 from keylane.metaserver.operations.journal import claim_operation, finish_round
-from keylane.metaserver.sql.dialect import prepare_sqlite
 from keylane.metaserver.sql.migrate import migrate
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
+from keylane.testing.machines.database import memory_engine
 from sim.machines.clock import ManualClock
 
 
@@ -24,8 +21,7 @@ class Rows:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.engine = sa.create_engine("sqlite://", poolclass=StaticPool)
-        prepare_sqlite(self.engine, self.clock)
+        self.engine, _ = memory_engine(self.clock)
         self.run(migrate)
 
     def run(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

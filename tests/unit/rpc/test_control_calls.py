@@ -171,7 +171,7 @@ async def test_fault_of_a_handler_is_an_internal_error(client, meta, caplog):
         (
             "POST",
             "/v1/subjects",
-            b'{"subject":"s","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+            b'{"subject":"s","x":' + b"[" * 500_000 + b"]" * 500_000 + b"}",
             400,
         ),
         ("POST", "/v1/subjects", bytes(CONTROL_BYTES_MAX + 1), 413),

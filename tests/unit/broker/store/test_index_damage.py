@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ BATCHES = 300
 
 
 async def started(files, kind):
+    """As another process: without what errors of the one before keep alive in cycles."""
+    gc.collect()
     clock = ManualClock()
     store = open_store(files, clock=clock, index=kind, cache_bytes=0)
     return Desk(store, clock)

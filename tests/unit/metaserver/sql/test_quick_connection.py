@@ -2,6 +2,7 @@
 
 import contextlib
 import sqlite3
+from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
@@ -23,11 +24,13 @@ _renamed = (
 _ready = sa.update(things).where(things.c.id > 1).values(ready=True).returning(things.c.id)
 
 
-def _connected() -> tuple[QuickConnection, sqlite3.Connection]:
+@pytest.fixture
+def connected() -> Iterator[tuple[QuickConnection, sqlite3.Connection]]:
     raw = sqlite3.connect(":memory:", isolation_level=None)
     engine = sa.create_engine("sqlite://", creator=lambda: raw, poolclass=StaticPool)
     things.create(engine)
-    return QuickConnection(engine), raw
+    yield QuickConnection(engine), raw
+    engine.dispose()
 
 
 def _fill(connection, count: int) -> None:
@@ -35,8 +38,8 @@ def _fill(connection, count: int) -> None:
     connection.execute(sa.insert(things), rows)
 
 
-def test_statements_answer_the_same_each_time():
-    connection, _ = _connected()
+def test_statements_answer_the_same_each_time(connected):
+    connection, _ = connected
     connection.transact(_fill, 4)
 
     def look(connection, count: int):
@@ -49,9 +52,9 @@ def test_statements_answer_the_same_each_time():
             assert connection.transact(look, count) == expected
 
 
-def test_lists_of_one_statement_have_lengths_of_their_own():
+def test_lists_of_one_statement_have_lengths_of_their_own(connected):
     """Beside a constant and another parameter; the values of an earlier execution are forgotten."""
-    connection, _ = _connected()
+    connection, _ = connected
     connection.transact(_fill, 6)
     both = (
         sa.select(things.c.id)
@@ -75,8 +78,8 @@ def test_lists_of_one_statement_have_lengths_of_their_own():
         assert connection.transact(look, [], [], 9) == []
 
 
-def test_changes_are_counted_and_returned_each_time():
-    connection, _ = _connected()
+def test_changes_are_counted_and_returned_each_time(connected):
+    connection, _ = connected
     connection.transact(_fill, 4)
 
     def change(connection, name: str):
@@ -91,8 +94,8 @@ def test_changes_are_counted_and_returned_each_time():
     assert [(row.name, row.ready) for row in rows] == [("n1", False), ("c", True)]
 
 
-def test_errors_are_those_of_sqlalchemy_and_undo_the_transaction():
-    connection, raw = _connected()
+def test_errors_are_those_of_sqlalchemy_and_undo_the_transaction(connected):
+    connection, raw = connected
     insert = sa.insert(things)
     row = {"id": 1, "name": "a", "ready": False}
 
@@ -106,8 +109,8 @@ def test_errors_are_those_of_sqlalchemy_and_undo_the_transaction():
         assert raw.execute("SELECT count(*) FROM things").fetchone() == (0,)
 
 
-def test_clones_of_a_known_statement_are_statements_of_their_own():
-    connection, _ = _connected()
+def test_clones_of_a_known_statement_are_statements_of_their_own(connected):
+    connection, _ = connected
     connection.transact(_fill, 4)
     known = sa.select(things.c.id).order_by(things.c.id)
 
@@ -120,8 +123,8 @@ def test_clones_of_a_known_statement_are_statements_of_their_own():
         assert connection.transact(look) == ([0, 1, 2, 3], [[2, 3], [3]])
 
 
-def test_rows_of_one_call_are_stored_the_same_each_time():
-    connection, raw = _connected()
+def test_rows_of_one_call_are_stored_the_same_each_time(connected):
+    connection, raw = connected
     insert = sa.insert(things)
     for turn in range(3):
         rows = [
@@ -141,9 +144,9 @@ def test_rows_of_one_call_are_stored_the_same_each_time():
             connection.transact(lambda it: it.execute(insert, rows))
 
 
-def test_statement_of_other_columns_is_another_one():
+def test_statement_of_other_columns_is_another_one(connected):
     """An UPDATE takes its columns from what it is given."""
-    connection, raw = _connected()
+    connection, raw = connected
     connection.transact(_fill, 2)
     change = sa.update(things).where(things.c.id == sa.bindparam("of"))
     for name in ("a", "b", "c"):
@@ -159,8 +162,8 @@ def test_statement_of_other_columns_is_another_one():
         ]
 
 
-def test_savepoint_undoes_its_part_alone():
-    connection, raw = _connected()
+def test_savepoint_undoes_its_part_alone(connected):
+    connection, raw = connected
     insert = sa.insert(things)
 
     def work(connection, number):

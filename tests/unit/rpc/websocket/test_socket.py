@@ -14,6 +14,7 @@ import uvloop
 from aiohttp import web
 
 from keylane.protocol.errors import FrameError
+from keylane.rpc.websocket import socket as socket_module
 from keylane.rpc.websocket.accepting import accept_socket
 from keylane.rpc.websocket.framing import CloseCode, Opcode, encode_head
 from keylane.rpc.websocket.handshake import KEEPALIVE, open_socket
@@ -101,8 +102,10 @@ def run(new_loop, body):
         runner.run(limited())
 
 
-def test_messages_of_every_size_go_there_and_back(new_loop):
-    """In order, many under way at once, with small ones beside large ones."""
+@pytest.mark.parametrize("hold_back", [True, False])
+def test_messages_of_every_size_go_there_and_back(new_loop, hold_back, monkeypatch):
+    """In order, many under way at once, with small ones beside large ones; also where `writelines` is not used."""
+    monkeypatch.setattr(socket_module, "WRITELINES_HOLD_BACK", hold_back)
 
     async def body():
         desk = EchoingDesk()

@@ -43,3 +43,15 @@ def test_lookup_reads_a_part_of_the_filter_when_the_whole_exceeds_the_cache(
     assert read_bytes() - before < 1_000_000
     assert tables.ends([PARTITIONS]) == [End(1, 0, 0)]
     tables.close()
+
+
+def test_database_is_reopened_when_a_failed_read_keeps_an_iterator_in_a_cycle(tmp_path):
+    tables = RocksTables(str(tmp_path / "rocksdb"))
+    units = tables.units()
+    units.seek_to_first()
+    failure = OSError("the read failed")
+    failure.args = (failure, units)
+    del units, failure
+    tables.reopen()
+    assert tables.position() == 0
+    tables.close()
