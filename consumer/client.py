@@ -545,7 +545,7 @@ class Consumer(Resident, Owned, Taking[V]):
             return
         self._home.check_not_elsewhere()
         if self._ended is None:
-            raise ClosedError("the consumer was never opened; use: async with Consumer(...)")
+            raise ClosedError("the consumer was never opened")
         await asyncio.shield(self._ended)
 
     async def suspend(self) -> None:
@@ -563,7 +563,7 @@ class Consumer(Resident, Owned, Taking[V]):
             return
         self._home.check_not_elsewhere()
         if self._membership is None or self._assignments is None:
-            raise ClosedError("the consumer is not open; use: async with Consumer(...)")
+            raise ClosedError("the consumer is not open")
         await self._membership.suspend(True)
         hand_overs = self._assignments.hand_over_all()
         if hand_overs and not self._called_by_handler():
@@ -590,5 +590,5 @@ class Consumer(Resident, Owned, Taking[V]):
             return
         self._home.check_not_elsewhere()
         if self._membership is None:
-            raise ClosedError("the consumer is not open; use: async with Consumer(...)")
+            raise ClosedError("the consumer is not open")
         await self._membership.suspend(False)

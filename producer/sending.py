@@ -49,7 +49,7 @@ from .settings import ProducerSettings
 
 UNREAD = -1
 """No time: the clock was not read in this turn of the event loop."""
-NOT_OPEN = "the producer is not open; use: async with Producer(...)"
+NOT_OPEN = "the producer is not open"
 _hash = xxhash.xxh3_64_intdigest
 
 

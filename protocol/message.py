@@ -269,7 +269,9 @@ def pack_properties(
         raise InvalidRequestError(f"a property that is not valid text: {error.reason}") from error
     if len(packed) > PROPERTIES_BYTES_MAX:
         raise MessageTooLargeError(
-            "properties too large", size_bytes=len(packed), limit_bytes=PROPERTIES_BYTES_MAX
+            f"properties too large: {len(packed)} bytes, at most {PROPERTIES_BYTES_MAX}",
+            size_bytes=len(packed),
+            limit_bytes=PROPERTIES_BYTES_MAX,
         )
     return packed
 

@@ -53,8 +53,8 @@ def test_properties_that_no_consumer_could_read_are_refused(properties):
 
 
 def test_properties_over_their_limit_are_refused():
-    """64 KiB of properties are the most."""
-    with pytest.raises(MessageTooLargeError):
+    """64 KiB of properties are the most; the error says how many there are."""
+    with pytest.raises(MessageTooLargeError, match="properties too large: 65544 bytes, at most"):
         pack_properties({"a": "x" * PROPERTIES_BYTES_MAX})
 
 
