@@ -52,7 +52,7 @@ HALF_OPEN = 1_000
 OVER = 100
 HALF_OPEN_BYTES_MAX = 100 << 10
 """Of memory for each connection in its handshake."""
-LEVELS = 200_000
+LEVELS = 500_000
 """Of brackets in brackets; a tenth of what a body may have."""
 
 

@@ -25,7 +25,8 @@ def get(address: str, path: str) -> tuple[int, str]:
         with urllib.request.urlopen(f"http://{address}{path}", timeout=30) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+        with error:
+            return error.code, error.read().decode()
 
 
 def samples_of(address: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
