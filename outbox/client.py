@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Collection, Coroutine, Iterable, Mapping
-from typing import Any, Generic, Self
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from typing import Any, Generic, Self, TypeVar
 
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
@@ -36,6 +36,8 @@ from .settings import OutboxSettings
 from .tables import DEFAULT_PREFIX, OutboxTables
 from .upkeep import OutboxGauges, OutboxStatus, read_gauges, read_status
 from .waiters import RowWaiters
+
+T = TypeVar("T")
 
 
 class Outbox(Resident, Generic[V]):
@@ -113,7 +115,7 @@ class Outbox(Resident, Generic[V]):
         try:
             await self._database.run(self._tables.check)
         except BaseException:
-            await clean_up(self._connections.close())
+            await clean_up(self._close_connections())
             raise
         environment, settings = self._environment, self._settings
         meta = MetaClient(network, self._addresses, timeout_ms=settings.call_timeout_ms)
@@ -153,8 +155,7 @@ class Outbox(Resident, Generic[V]):
             await drainer.close()
         if self._routes is not None:
             await self._routes.close()
-        await self._connections.close()
-        await self._database.close()
+        await self._close_connections()
         if drainer is not None and drainer.fault is not None:
             raise stopped(drainer.fault)
 
@@ -166,7 +167,7 @@ class Outbox(Resident, Generic[V]):
             OutboxMissingError, OutboxOlderError, OutboxNewerError, StorageError
         """
         now_ns = self._environment.clock.wall_ns()
-        return await self._database.run(read_status, self._tables, now_ns=now_ns)
+        return await self._look(read_status, now_ns)
 
     async def gauges(self) -> OutboxGauges:
         """
@@ -176,7 +177,19 @@ class Outbox(Resident, Generic[V]):
             OutboxMissingError, OutboxOlderError, OutboxNewerError, StorageError
         """
         now_ns = self._environment.clock.wall_ns()
-        return await self._database.run(read_gauges, self._tables, now_ns=now_ns)
+        return await self._look(read_gauges, now_ns)
+
+    async def _look(self, read: Callable[..., T], now_ns: int) -> T:
+        """What `read` finds; an outbox that is not open, and so may never be closed, keeps no connection."""
+        try:
+            return await self._database.run(read, self._tables, now_ns=now_ns)
+        finally:
+            if self._drainer is None:
+                await clean_up(self._database.close())
+
+    async def _close_connections(self) -> None:
+        await self._connections.close()
+        await self._database.close()
 
     @property
     def waiting(self) -> dict[str, str]:

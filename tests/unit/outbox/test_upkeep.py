@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -102,10 +103,15 @@ def test_gauges_look_at_no_more_when_there_are_more_rows(engine, monkeypatch):
     assert 0 < opcodes() <= few + OPCODES
 
 
-async def test_gauges_need_no_opened_outbox(tmp_path):
-    url = f"sqlite:///{tmp_path / 'user.db'}"
+@pytest.mark.parametrize("driver", ["sqlite", "sqlite+aiosqlite"])
+async def test_gauges_need_no_opened_outbox(tmp_path, driver):
+    """Nor one that is closed: no connection stays behind."""
+    url = f"{driver}:///{tmp_path / 'user.db'}"
     outbox = Outbox("127.0.0.1:1", url)
     with pytest.raises(OutboxMissingError):
         await outbox.gauges()
     await create_tables(url)
     assert (await outbox.gauges()).rows == 0
+    assert (await outbox.status()).subjects == ()
+    held = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    assert str(tmp_path / "user.db") not in held
