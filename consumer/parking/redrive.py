@@ -357,12 +357,8 @@ class Redrives:
         delivery = kind(self._client, self._sender, key, source, logic_start)
         messages: list[Message] = []
         for at, header in batch_starts(payload):
-            upto = header.next_offset
-            wanted = [
-                pair
-                for pair in ranges
-                if pair[0] < header.next_offset and header.base_offset < pair[1]
-            ]
+            upto, base = header.next_offset, header.base_offset
+            wanted = [pair for pair in ranges if pair[0] < upto and base < pair[1]]
             if not wanted:
                 continue
             here = decode_messages(
@@ -373,7 +369,6 @@ class Redrives:
                 self._context.who[3],
                 delivery,
             )
-            base = header.base_offset
             for low, high in wanted:
                 messages += here[max(low - base, 0) : max(high - base, 0)]
         delivery.expect(len(messages))
