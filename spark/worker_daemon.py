@@ -41,13 +41,10 @@ def worker(sock: Any, authenticated: bool) -> int:
     """As PySpark's; a worker whose socket Spark has closed ends, and is not used again."""
     try:
         return _worker(sock, authenticated)
-    except (
-        BrokenPipeError,
-        ConnectionResetError,
-    ):  # errors of a task are answers, and are not raised here
-        sys.unraisablehook = (
-            _say_nothing  # Python 3.13 tells of what a dropped stream could not write
-        )
+    except (BrokenPipeError, ConnectionResetError):
+        # Errors of a task are answers, and are not raised here.
+        # Python 3.13 tells of what a dropped stream could not write.
+        sys.unraisablehook = _say_nothing
         return 1
 
 

@@ -3,7 +3,8 @@
     ReadParked ─▶ the first WINDOW messages, read where their bytes are ─▶ handed out ─▶ done, each ─▶ … ─▶ none left ─▶ free
                                                                                ╰─ failed too often ─▶ parked again: stop
 
-Messages that are stored no longer are given up, with a warning.  Messages without a key, and dead letters, are handed
+Messages that are stored no longer are given up, with a warning; not those that an older copy of a data folder lacks.
+Messages without a key, and dead letters, are handed
 out as they are: each by itself, and those that fail again stay.
 
 After the end of an owner that did not release, a redriven message may have ended its process.  Then one key at a time is
@@ -25,6 +26,7 @@ from ...protocol.batch import batch_starts, column_views
 from ...protocol.errors import (
     FencedError,
     KeylaneError,
+    NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
     UnreachableError,
@@ -43,6 +45,7 @@ from ...protocol.parked import (
     crash_of,
     is_loose,
 )
+from ...protocol.routing import PartitionState
 from ...rpc.client import BrokerClient
 from ..delivery.client_delivery import ClientDelivery
 from ..delivery.decode import decode_messages
@@ -323,31 +326,39 @@ class Redrives:
         """
         The first messages of a source in these ranges; those that are stored no longer are given up.
 
+        Given up is what retention has removed, and what the metaserver says is gone.  A broker that lacks more stands on an
+        older copy of its data folder, and the original may come back.
+
         Returns:
             The messages, with a delivery of this kind, and the offset up to which they are all.
+
+        Raises:
+            UnreachableError, PartitionUnknownError: the broker of the source does not answer, or lacks them.
         """
         start, end = ranges[0][0], ranges[-1][1]
         try:
             broker, logic_start = await self._source(source)
-            answer, payload = await broker.call(Read(source, start, READ_BYTES))
-        except OffsetOutOfRangeError as error:
-            end = min(end, max(error.first_offset or 0, start + 1))
-            await self._give_up(key, source, start, end)
-            return [], end
         except PartitionUnknownError:
             await self._give_up(key, source, start, end)
             return [], end
+        try:
+            answer, payload = await broker.call(Read(source, start, READ_BYTES))
+        except OffsetOutOfRangeError as error:
+            first = error.first_offset or 0
+            if start >= first:
+                raise _lacking(source, start) from error
+            end = min(end, first)
+            await self._give_up(key, source, start, end)
+            return [], end
         assert isinstance(answer, Batches)
+        if not payload:
+            raise _lacking(source, start)
         upto = start
         delivery = kind(self._client, self._sender, key, source, logic_start)
         messages: list[Message] = []
         for at, header in batch_starts(payload):
-            upto = header.next_offset
-            wanted = [
-                pair
-                for pair in ranges
-                if pair[0] < header.next_offset and header.base_offset < pair[1]
-            ]
+            upto, base = header.next_offset, header.base_offset
+            wanted = [pair for pair in ranges if pair[0] < upto and base < pair[1]]
             if not wanted:
                 continue
             here = decode_messages(
@@ -358,13 +369,13 @@ class Redrives:
                 self._context.who[3],
                 delivery,
             )
-            base = header.base_offset
             for low, high in wanted:
                 messages += here[max(low - base, 0) : max(high - base, 0)]
         delivery.expect(len(messages))
         return messages, upto
 
     async def _source(self, source: int) -> tuple[BrokerClient, int]:
+        """The broker and the logic start of a source.  Raises PartitionUnknownError: its messages are gone; KeylaneError."""
         if source == self._context.partition_id:
             return self._client.broker, self._context.grant.partition.logic_start
         if source not in self._sources:
@@ -375,7 +386,7 @@ class Redrives:
                     part.partition.logic_start,
                 )
                 for part in history.partitions
-                if not part.lost
+                if not part.lost and part.partition.state is not PartitionState.EXPIRED
             }
         address, logic_start = self._sources.get(source, (None, 0))
         if source not in self._sources:
@@ -395,3 +406,10 @@ class Redrives:
             key, source, start, end, lambda: None if gone.done() else gone.set_result(None)
         )
         await gone
+
+
+def _lacking(source: int, offset: int) -> NotSentError:
+    return NotSentError(
+        f"the broker of partition {source} stores nothing at offset {offset}, and may stand on an older copy of its data folder",
+        partition_id=source,
+    )

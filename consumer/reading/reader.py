@@ -208,7 +208,8 @@ class Reader(Resident, Generic[V]):
         Raises:
             StopAsyncIteration: everything is read.
             ReadFilterError: `where` failed; the next call goes on behind that message.
-            UnreachableError: the broker of a partition has not answered for ten seconds.
+            UnreachableError: for ten seconds the broker of a partition has not answered, or no metaserver that was asked what
+                became of one.
             OffsetOutOfRangeError, PartitionUnknownError: for ten seconds the broker of a partition has lacked what was read
                 there: it stands on an older copy of its data folder.
             PartitionUnknownError, SubjectUnknownError: the subject was deleted meanwhile, or all that `partition` has is gone.
@@ -276,16 +277,19 @@ class Reader(Resident, Generic[V]):
         for past in gone:
             partition_id = past.partition.partition_id
             if self._partition is not None:
-                raise PartitionUnknownError(
-                    f"the messages of partition {partition_id} are gone",
-                    partition_id=partition_id,
-                    subject=self._subject,
-                )
+                raise self._gone_error(int(partition_id))
             if past.lost:
                 log.warning(
                     "partition %d of %s was on a disk that is lost: its messages are left out",
                     partition_id, self._subject,
                 )  # fmt: skip
+
+    def _gone_error(self, partition_id: int) -> PartitionUnknownError:
+        return PartitionUnknownError(
+            f"the messages of partition {partition_id} are gone",
+            partition_id=partition_id,
+            subject=self._subject,
+        )
 
     async def _place(self, partition: Partition) -> _Place:
         """Where to begin and to end in a partition, which is looked at before times are looked up."""
@@ -390,31 +394,44 @@ class Reader(Resident, Generic[V]):
             if isinstance(error, PartitionUnknownError) and error.partition_id not in ids:
                 raise error
             if self._look_anew(history):
-                self._failing_since_ms = None
                 return
         if now_ms - self._failing_since_ms >= GIVE_UP_MS:
             raise error
         await asyncio.sleep(self._pauses.next_ms() / 1000)
 
     def _look_anew(self, history: Iterable[PartitionHistory]) -> bool:
-        """Take the addresses of brokers, and finish partitions whose messages are gone; returns whether there are such."""
-        gone = False
+        """
+        Take the addresses of brokers, and finish partitions whose messages are gone.
+
+        Returns:
+            Whether the next try is another one: there are such, or a broker has a new address.
+        """
+        differs = False
         for past in history:
             partition_id = int(past.partition.partition_id)
             place = self._places.get(partition_id)
             if place is None:
                 continue
+            address = past.partition.address
+            differs |= address is not None and address != place.partition.address
             place.partition = past.partition
             if past.lost or past.partition.state is PartitionState.EXPIRED:
-                gone = True
-                self._note_gone([past])
-                if past.end_offset is None or place.next_offset < past.end_offset:
-                    log.warning(
-                        "partition %d of %s is gone: what was left from offset %d on is not read",
-                        partition_id, self._subject, place.next_offset,
-                    )  # fmt: skip
-                self._finish(partition_id)
-        return gone
+                self._leave_out(place, past)
+                differs = True
+                self._failing_since_ms = None
+        return differs
+
+    def _leave_out(self, place: _Place, past: PartitionHistory) -> None:
+        """Finish a partition whose messages are gone.  Raises PartitionUnknownError: some were left, and all others are not wanted."""
+        partition_id = int(past.partition.partition_id)
+        if past.end_offset is None or place.next_offset < past.end_offset:
+            if self._partition is not None:
+                raise self._gone_error(partition_id)
+            log.warning(
+                "partition %d of %s %s: what was left from offset %d on is not read",
+                partition_id, self._subject, "was on a disk that is lost" if past.lost else "has expired", place.next_offset,
+            )  # fmt: skip
+        self._finish(partition_id)
 
     async def _chunk(self, partition_id: int) -> None:
         """Buffer messages from the place in a partition on."""
@@ -439,7 +456,14 @@ class Reader(Resident, Generic[V]):
         if place.end is None:
             ended = answer.sealed and place.next_offset >= answer.next_offset
         else:
-            ended = not payload or place.next_offset >= place.end
+            ended = place.next_offset >= place.end
+            if not payload:  # all up to the end was stored when the reader was opened
+                raise OffsetOutOfRangeError(
+                    partition_id=partition_id,
+                    offset=offset,
+                    first_offset=answer.first_offset,
+                    next_offset=answer.next_offset,
+                )
         if ended:
             self._finish(partition_id)
 

@@ -5,24 +5,35 @@ from __future__ import annotations
 import logging
 
 import pytest
+from msgspec.structs import replace
 
 from keylane import (  # fmt: skip
     ConfigError,
     InvalidNameError,
+    NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
     Reader,
 )
-from keylane.consumer.reading.reader import _Place
+from keylane.consumer.reading.reader import GIVE_UP_MS, _Place
+from keylane.protocol.frames import Batches, Read
+from keylane.protocol.operations import PartitionHistory, SubjectHistory
 from keylane.protocol.routing import PartitionState
+from support.pulling import ToBrokers
 from unit.consumer.reading.test_lineage_order import OPEN, past
 
 META = "127.0.0.1:1"
 
 
-def reader_at(offset: int, end: int | None) -> tuple[Reader, _Place]:
-    reader: Reader = Reader(META, "s")
-    entry = past(7, 0, 1024, state=OPEN)
+def at(address: str | None, **told) -> PartitionHistory:
+    """Partition 7, and where its broker is."""
+    entry = past(7, 0, 1024, **told)
+    return replace(entry, partition=replace(entry.partition, address=address))
+
+
+def reader_at(offset: int, end: int | None, **more) -> tuple[Reader, _Place]:
+    reader: Reader = Reader(META, "s", **more)
+    entry = at("b:1", state=OPEN)
     reader._lineage.learn([entry])
     place = reader._places[7] = _Place(entry.partition, offset, end)
     return reader, place
@@ -62,7 +73,64 @@ def test_following_reader_leaves_out_what_is_gone_meanwhile(gone, caplog):
     assert (reader._places, reader._lineage.left) == ({}, frozenset())
     assert "from offset 3 on" in caplog.text
     reader, place = reader_at(3, None)
-    assert not reader._look_anew([past(7, 0, 1024, state=OPEN)])
+    assert not reader._look_anew([at("b:1", state=OPEN)])
+    assert reader._places == {7: place}
+
+
+@pytest.mark.parametrize("only", [None, 7])
+def test_following_reader_is_through_when_what_it_has_read_is_gone(only, caplog):
+    """Nothing of it is left out."""
+    reader, _ = reader_at(3, None, partition=only)
+    gone = at("b:1", state=PartitionState.EXPIRED)
+    with caplog.at_level(logging.WARNING):
+        assert reader._look_anew([replace(gone, end_offset=3)])
+    assert (reader._places, caplog.text) == ({}, "")
+    reader, _ = reader_at(2, None, partition=7)
+    with pytest.raises(PartitionUnknownError, match="are gone"):
+        reader._look_anew([replace(gone, end_offset=3)])
+
+
+class Metaserver:
+    """Tells where partition 7 is."""
+
+    def __init__(self, address: str | None) -> None:
+        self.address = address
+
+    async def history(self, subject: str) -> SubjectHistory:
+        partitions = [at(self.address, state=OPEN)]
+        return SubjectHistory(subject=subject, route_version=1, partitions=partitions)
+
+
+async def test_reader_tries_a_new_address_when_the_old_one_has_failed_for_long():
+    """A program that is slow with messages of other partitions asks for more seldom."""
+    reader, place = reader_at(3, None)
+    reader._meta = meta = Metaserver(None)
+    reader._failing_since_ms = reader._environment.clock.boot_ms() - 2 * GIVE_UP_MS
+    error = NotSentError(address="b:1")
+    with pytest.raises(NotSentError):
+        await reader._wait_for_broker(error)
+    meta.address = "b:2"
+    await reader._wait_for_broker(error)
+    assert place.partition.address == "b:2"
+    with pytest.raises(NotSentError):
+        await reader._wait_for_broker(error)
+
+
+class OlderCopy:
+    """A broker whose folder has fewer messages than the reader was told of."""
+
+    address = "b:1"
+
+    async def call(self, request: Read) -> tuple[Batches, bytes]:
+        return Batches(0, request.offset, request.offset, False), b""
+
+
+async def test_reader_is_not_through_when_the_broker_lacks_what_was_stored():
+    reader, place = reader_at(3, 9)
+    reader._connections = ToBrokers(OlderCopy())
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        await reader._chunk(7)
+    assert (caught.value.offset, caught.value.next_offset) == (3, 3)
     assert reader._places == {7: place}
 
 
