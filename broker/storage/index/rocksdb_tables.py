@@ -57,6 +57,7 @@ REOPEN_BYTES = 1 << 20
 _FORMAT = b"format"
 _FULL = ("No space left on device", "Disk quota exceeded")
 _DAMAGED = ("Corruption:", "No such file or directory")
+_HELD = "lock hold by current process"
 _POSITION = b"position"
 _POSITION_VALUE = struct.Struct("<Q")
 
@@ -110,6 +111,17 @@ def library_errors() -> Iterator[None]:
         raise
     except Exception as error:
         raise failure(error) from error
+
+
+def _once_free(work: Callable[[], None]) -> None:
+    """Do it; once more if iterators of failed reads, which errors keep in cycles, held the closed database open."""
+    try:
+        work()
+    except Exception as error:
+        if _HELD not in str(error):
+            raise
+        gc.collect()
+        work()
 
 
 def unit_of_row(base_offset: int, value: bytes) -> Unit:
@@ -174,14 +186,14 @@ class RocksTables:
         if shutil.disk_usage(folder).free < wanted:
             raise DiskFullError(f"the RocksDB index needs {wanted} free bytes to be reopened")
         with self.lock.alone(), library_errors():
-            self._close_at_once()
-            self._connect()
+            self.close()
+            _once_free(self._connect)
 
     def clear(self) -> None:
         """Replace the database by an empty one."""
-        self._close_at_once()
+        self.close()
         self._reach("index-clear")
-        Rdict.destroy(self._path)
+        _once_free(lambda: Rdict.destroy(self._path))
         self._reach("index-cleared")
         self._connect()
 
@@ -195,11 +207,6 @@ class RocksTables:
                 except Exception as error:  # noqa: BLE001  # the database counts as closed
                     log.warning("the RocksDB index: %s", error)
         self.__dict__.pop("_family", None)
-
-    def _close_at_once(self) -> None:
-        """Close it, and free the iterators of failed reads, which errors may keep in cycles."""
-        self.close()
-        gc.collect()
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────────────
     def put_first(self, batch: WriteBatch, partition_id: int, first: int, position: int) -> None:

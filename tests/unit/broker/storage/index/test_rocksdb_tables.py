@@ -45,13 +45,14 @@ def test_lookup_reads_a_part_of_the_filter_when_the_whole_exceeds_the_cache(
     tables.close()
 
 
-def test_database_is_reopened_when_a_failed_read_keeps_an_iterator_in_a_cycle(tmp_path):
+@pytest.mark.parametrize("renew", [RocksTables.reopen, RocksTables.clear])
+def test_database_is_reopened_when_a_failed_read_keeps_an_iterator_in_a_cycle(tmp_path, renew):
     tables = RocksTables(str(tmp_path / "rocksdb"))
     units = tables.units()
     units.seek_to_first()
     failure = OSError("the read failed")
     failure.args = (failure, units)
     del units, failure
-    tables.reopen()
+    renew(tables)
     assert tables.position() == 0
     tables.close()
