@@ -324,9 +324,19 @@ class Reader(Resident, Generic[V]):
         del self._places[partition_id]
         self._lineage.finish(partition_id)
 
-    async def _look_for_children(self) -> None:
-        """Learn what continues the partitions that were read to their end; a new partition is read from its first message."""
-        history = (await self._meta.history(self._subject)).partitions
+    async def _look_for_children(self) -> UnreachableError | None:
+        """
+        Learn what continues the partitions that were read to their end; a new partition is read from its first message.
+
+        Returns:
+            Why that is not possible now: what is known already is read meanwhile.
+        """
+        if not (self._follow and self._lineage.lacks_children):
+            return None
+        try:
+            history = (await self._meta.history(self._subject)).partitions
+        except UnreachableError as error:
+            return error
         self._note_gone(self._lineage.learn(history))
         for past in history:
             partition = past.partition
@@ -335,6 +345,7 @@ class Reader(Resident, Generic[V]):
                 place = self._places.setdefault(partition_id, _Place(partition, 0, None))
                 place.partition = partition
                 self._positions.setdefault(partition_id, 0)
+        return None
 
     def _broker(self, partition: Partition) -> BrokerClient:
         if partition.address is None:
@@ -346,13 +357,14 @@ class Reader(Resident, Generic[V]):
         """Read a chunk of each partition that may be read, until there are messages; False: everything is read."""
         while not self._buffer:
             try:
-                if self._lineage.lacks_children and self._follow:
-                    await self._look_for_children()
+                unlearnt = await self._look_for_children()
                 readable = [int(past.partition.partition_id) for past in self._lineage.readable()]
                 if not readable and not (self._follow and self._lineage.lacks_children):
                     return False
                 for first in range(0, len(readable), CHUNKS_MAX):
                     await self._read_chunks(readable[first : first + CHUNKS_MAX])
+                if unlearnt is not None:
+                    raise unlearnt
             except (UnreachableError, PartitionUnknownError, OffsetOutOfRangeError) as error:
                 # The last two: the broker stands on an older copy of its data folder, for a while.
                 await self._wait_for_broker(error)
@@ -397,7 +409,8 @@ class Reader(Resident, Generic[V]):
                 return
         if now_ms - self._failing_since_ms >= GIVE_UP_MS:
             raise error
-        await asyncio.sleep(self._pauses.next_ms() / 1000)
+        if not self._buffer:  # what other partitions have brought does not wait
+            await asyncio.sleep(self._pauses.next_ms() / 1000)
 
     def _look_anew(self, history: Iterable[PartitionHistory]) -> bool:
         """

@@ -31,7 +31,7 @@ class Truth:
     """The instant at which the producer was told of the message's place."""
     ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
     firsts: Mapping[int, int] = field(default_factory=dict)
-    """Partition id → the first offset that is left at the end."""
+    """Partition id → the first offset that nothing has removed."""
     lost: Collection[int] = ()
     """Partitions on lost disks."""
     in_order: bool = True

@@ -35,7 +35,7 @@ class FollowedWorld(World):
         self.number = seed - FOLLOWED_FIRST
         self.followers: list[FollowingHost] = []
         self._firsts: dict[int, int] = {}
-        """Of the subject's partitions on the brokers' disks at the end: the first offset."""
+        """Of the subject's partitions on the brokers' disks at the end: the first offset that no removal has touched."""
         self._times_s: list[float] = []
         """The true time of each event of the history."""
         super().__init__(self.number)
@@ -151,7 +151,8 @@ class FollowedWorld(World):
         self, store: Store, partition_id: int, partition: HostedPartition, removed: Removed
     ) -> None:
         if partition.facts.subject == SUBJECT:
-            self._firsts[partition_id] = partition.first_offset
+            # Readers were told what the broker had removed, also where it died before its disk said so.
+            self._firsts[partition_id] = max(partition.first_offset, removed.upto(partition_id))
         super()._read_log(store, partition_id, partition, removed)
 
     def judge(self, drained_s: float) -> Outcome:

@@ -43,3 +43,7 @@ class Removed:
         """The removed messages before the first offset, in the order of the log."""
         kept = self._events.get(partition_id, {})
         return [kept[place] for place in sorted(kept) if place[0] < first_offset]
+
+    def upto(self, partition_id: int) -> int:
+        """The offset up to which messages were removed, or were being removed when the broker died; some may be there again."""
+        return max((offset + 1 for offset, _ in self._events.get(partition_id, ())), default=0)

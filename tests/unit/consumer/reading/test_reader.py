@@ -19,7 +19,7 @@ from keylane.consumer.reading.reader import GIVE_UP_MS, _Place
 from keylane.protocol.frames import Batches, Read
 from keylane.protocol.operations import PartitionHistory, SubjectHistory
 from keylane.protocol.routing import PartitionState
-from support.pulling import ToBrokers
+from support.pulling import ToBrokers, stored
 from unit.consumer.reading.test_lineage_order import OPEN, past
 
 META = "127.0.0.1:1"
@@ -114,6 +114,27 @@ async def test_reader_tries_a_new_address_when_the_old_one_has_failed_for_long()
     assert place.partition.address == "b:2"
     with pytest.raises(NotSentError):
         await reader._wait_for_broker(error)
+
+
+async def test_reader_reads_what_it_knows_when_no_metaserver_tells_what_continues_the_rest():
+    """Partition 9 is read to its end, and the metaservers are away."""
+
+    class Away:
+        async def history(self, subject: str) -> SubjectHistory:
+            raise NotSentError(address=META)
+
+    class Busy:
+        address = "b:1"
+
+        async def call(self, request: Read) -> tuple[Batches, bytes]:
+            return Batches(0, 99, request.offset + 2, False), bytes(stored(request.offset))
+
+    reader, _ = reader_at(4, None, follow=True)
+    reader._lineage.learn([past(9, 0, 1024)])
+    reader._lineage.finish(9)
+    reader._meta, reader._connections = Away(), ToBrokers(Busy())
+    assert await reader._fill()
+    assert [message.offset for message in reader._buffer] == [4, 5]
 
 
 class OlderCopy:
