@@ -4,8 +4,7 @@
                                                                                ╰─ failed too often ─▶ parked again: stop
 
 Messages that are stored no longer are given up, with a warning; not those that an older copy of a data folder lacks.
-Messages without a key, and dead letters, are handed
-out as they are: each by itself, and those that fail again stay.
+Messages without a key, and dead letters, are handed out as they are: each by itself, and those that fail again stay.
 
 After the end of an owner that did not release, a redriven message may have ended its process.  Then one key at a time is
 redriven, and it is parked again before its messages are handed out: if the process ends again, it stays parked.

@@ -48,6 +48,18 @@ def _told(outcome) -> str:
     return f"make sim SEED={outcome['seed']}\n" + "\n".join(lines[:8])
 
 
+def _check_clean(seeds) -> None:
+    """No run of these seeds has a violation."""
+    bad = [_told(outcome) for outcome in outcomes_of(seeds, WORKERS) if outcome["violations"]]
+    assert not bad, "\n\n".join(bad)
+
+
+def _sample_and_rest(seeds, sample):
+    """Parameters of a test: the sample that always runs, and the other seeds, which `--whole` adds."""
+    rest = tuple(seed for seed in seeds if seed not in sample)
+    return pytest.param(sample, id="sample"), pytest.param(rest, id="rest", marks=pytest.mark.whole)
+
+
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize(
     "seeds",
@@ -58,44 +70,21 @@ def _told(outcome) -> str:
 )
 def test_seeds_end_without_an_anomaly(seeds):
     """Order, durability and exclusivity hold through every fault, and everything drains after it."""
-    bad = [_told(outcome) for outcome in outcomes_of(seeds, WORKERS) if outcome["violations"]]
-    assert not bad, "\n\n".join(bad)
+    _check_clean(seeds)
 
 
 @pytest.mark.timeout(1_200)
-@pytest.mark.parametrize(
-    "seeds",
-    [
-        pytest.param(FEATURES_SAMPLE, id="sample"),
-        pytest.param(
-            tuple(seed for seed in FEATURES if seed not in FEATURES_SAMPLE),
-            id="rest",
-            marks=pytest.mark.whole,
-        ),
-    ],
-)
+@pytest.mark.parametrize("seeds", _sample_and_rest(FEATURES, FEATURES_SAMPLE))
 def test_features_keep_their_promises_when_programs_die(seeds):
     """Deletions, growths, later deliveries, tables, first messages, live resets, parks, loops, instances, retries, cut-overs, a shared outbox."""
-    bad = [_told(outcome) for outcome in outcomes_of(seeds, WORKERS) if outcome["violations"]]
-    assert not bad, "\n\n".join(bad)
+    _check_clean(seeds)
 
 
 @pytest.mark.timeout(1_200)
-@pytest.mark.parametrize(
-    "seeds",
-    [
-        pytest.param(FOLLOWED_SAMPLE, id="sample"),
-        pytest.param(
-            tuple(seed for seed in FOLLOWED if seed not in FOLLOWED_SAMPLE),
-            id="rest",
-            marks=pytest.mark.whole,
-        ),
-    ],
-)
+@pytest.mark.parametrize("seeds", _sample_and_rest(FOLLOWED, FOLLOWED_SAMPLE))
 def test_followers_get_everything_in_order_when_programs_die(seeds):
     """Readers and broadcast consumers, through resizes, moves, crashes, retention and lost disks."""
-    bad = [_told(outcome) for outcome in outcomes_of(seeds, WORKERS) if outcome["violations"]]
-    assert not bad, "\n\n".join(bad)
+    _check_clean(seeds)
 
 
 def test_seeds_of_further_kinds_are_a_share_of_all():
@@ -110,21 +99,10 @@ def test_seeds_of_further_kinds_are_a_share_of_all():
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "seeds",
-    [
-        pytest.param(FOUND_SAMPLE, id="sample"),
-        pytest.param(
-            tuple(seed for seed in FOUND if seed not in FOUND_SAMPLE),
-            id="rest",
-            marks=pytest.mark.whole,
-        ),
-    ],
-)
+@pytest.mark.parametrize("seeds", _sample_and_rest(FOUND, FOUND_SAMPLE))
 def test_seeds_that_found_a_fault_stay_clean(seeds):
     """A fault that a seed found and that was mended does not come back."""
-    bad = [_told(outcome) for outcome in outcomes_of(seeds, WORKERS) if outcome["violations"]]
-    assert not bad, "\n\n".join(bad)
+    _check_clean(seeds)
 
 
 @pytest.mark.timeout(1_200)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -67,7 +68,7 @@ def draw_manners(rng: random.Random, keys: int) -> Manners:
     )
 
 
-class FollowingHost(Host):
+class FollowingHost(Host, ABC):
     """A machine with a program that follows; it notes what it sees."""
 
     def __init__(self, *args: Any, meta: list[str], tick: Callable[[], int]) -> None:
@@ -87,16 +88,17 @@ class FollowingHost(Host):
         process = self.new_process()
         self.spawn(self._run(), process.context.copy())
 
+    @abstractmethod
     def reopen(self) -> None:
         """Have the program close its client, and open another one."""
 
+    @abstractmethod
     def is_through(self, hosted: HostedPartition) -> bool:
         """Whether its client, which is open, says that it is through with what is left of a partition."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _run(self) -> None:
         """Follow until the process ends."""
-        raise NotImplementedError
 
     def _environment(self, identities: Identities) -> Environment:
         return Environment(

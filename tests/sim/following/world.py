@@ -63,7 +63,6 @@ class FollowedWorld(World):
                     owed_from=self._owed_from,
                 )
             )
-
         if rng.random() < 0.5:
             self.followers.append(
                 BroadcastHost(
@@ -74,7 +73,6 @@ class FollowedWorld(World):
                     slow_s=rng.choice((0.01, 0.3, 2.0)),
                 )
             )
-
         self.calls.readers = {host.name for host in self.followers if isinstance(host, ReadingHost)}
         for host in self.followers:
             host.may_leave = not (self.swarm.strict or self.swarm.static)
