@@ -112,7 +112,6 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
         FolderBehindError: the data folder is an older copy of the group's.
         FolderGivenUpError: an operator has accepted the loss of this data folder.
     """
-    _check_not_lost(connection, report)
     here = {"of_group": report.broker_group, "for_ms": ttl_ms}
     who = {"broker_id": report.broker_id, "address": report.address}
     row = connection.execute(known_broker, here).one_or_none()
@@ -120,6 +119,7 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
         empty = {"readable": False, "writable": False, "seen_at": 0, "expires_at": 0}
         insert_new(connection, brokers, {"broker_group": report.broker_group, **who, **empty})
         row = connection.execute(known_broker, here).one()
+    _check_not_lost(connection, report)  # under the lock: its loss may be accepted just now
     if row.broker_id != report.broker_id:
         hosted = _hosted(connection, report.broker_group)
         if row.alive or hosted:

@@ -8,6 +8,7 @@ A row of `removals` with group 0 says that the broker has to drop the partition;
 Invariants
     The rows of a subject or a group go only when no row of `removals` is left: until then its name is taken.
     Every function may be repeated, also by several metaservers at once; a repetition changes nothing.
+    Who removes rows of `removals` holds the lock of their subject: the last one sees that none is left.
 """
 
 from __future__ import annotations
@@ -152,6 +153,7 @@ def note_removed(connection: Connection, done: Mapping[Removal, int]) -> list[st
     Returns:
         The names of the subjects that are gone.
     """
+    _lock_subjects(connection, partitions.c.partition_id.in_({key[0] for key in done}))
     for (partition_id, group_id), token in sorted(done.items()):
         here = sa.and_(removals.c.partition_id == partition_id, removals.c.group_id == group_id)
         gone = connection.execute(sa.delete(removals).where(here)).rowcount
@@ -166,12 +168,24 @@ def note_removed(connection: Connection, done: Mapping[Removal, int]) -> list[st
 
 def give_up_removals(connection: Connection, broker_group: str) -> None:
     """Wait no longer for a broker group whose loss is accepted: its data folder is refused from now on."""
+    _lock_subjects(
+        connection,
+        partitions.c.broker_group == broker_group,
+        partitions.c.partition_id.in_(sa.select(removals.c.partition_id)),
+    )
     there = sa.select(partitions.c.partition_id).where(partitions.c.broker_group == broker_group)
     here = removals.c.partition_id.in_(there)
     ids = connection.execute(sa.select(removals.c.partition_id).where(here)).scalars().all()
     refuse_folders(connection, ids)
     connection.execute(sa.delete(removals).where(here))
     end_deletions(connection)
+
+
+def _lock_subjects(connection: Connection, *of_partitions: sa.ColumnElement[bool]) -> None:
+    """Lock the subjects of these partitions: of two who note what is done, the later one sees what the first has noted."""
+    ids = sa.select(partitions.c.subject_id).where(*of_partitions)
+    here = sa.select(subjects.c.subject_id).where(subjects.c.subject_id.in_(ids))
+    connection.execute(here.order_by(subjects.c.name).with_for_update()).all()
 
 
 _left = sa.exists().where(removals.c.group_id == groups.c.group_id)

@@ -31,7 +31,17 @@ from ..cluster.partitions import (
 )
 from ..sql.dialect import insert_new
 from ..sql.duties import DUTY_LEFT_MS, rebuilt_duty
-from ..sql.schema import drained, heard, leases, operations, partitions, sessions, starts
+from ..sql.schema import (
+    drained,
+    heard,
+    leases,
+    live_resets,
+    operations,
+    partitions,
+    sessions,
+    starts,
+    subjects,
+)
 from .leases import (
     EVERYBODY,
     Lease,
@@ -95,18 +105,18 @@ def settle_group(connection: Connection, group_id: int, *, anew: bool = False) -
     except GroupUnknownError:
         return NO_CHANGES
     members, ended = sweep_members(connection, group_id)
-    held_back = _held_back(connection, group)
-    if not group.shared and held_back.rebuilt_left_ms > 0:
+    now = _circumstances(connection, group)
+    if not group.shared and now.rebuilt_left_ms > 0:
         if anew:
             mark_unsettled(connection, group_id)
         return Changes(versions={}, ended=ended)  # it stays unsettled, and is settled again later
-    moved = group.route_version != group.subject_version
+    moved = group.route_version != now.route_version
     if group.settled and not ended and not moved and not anew:
         return NO_CHANGES
     held = read_leases(connection, group_id)
     begun = {key for key, lease in held.items() if lease.session or lease.wanted}
-    waits = group.resetting or held_back.being_replaced
-    readable = [] if waits else _read_readable(connection, group, begun)
+    waits = now.resetting or now.being_replaced
+    readable = [] if waits else _read_readable(connection, group, begun, now.retention)
     if group.shared:
         settlement = settle_shared(held, readable, last_token=group.last_token)
         moved = moved or bool(settlement.leases)
@@ -128,7 +138,7 @@ def settle_group(connection: Connection, group_id: int, *, anew: bool = False) -
         version=version,
         last_token=settlement.last_token,
         settled=True,
-        route_version=group.subject_version,
+        route_version=now.route_version,
     )
     raise_versions(connection, changed, version)
     return Changes(versions=dict.fromkeys(changed, version), ended=ended)
@@ -370,9 +380,15 @@ def _parked_parents(
     return {partition.partition_id: partition for partition in rows}
 
 
-class _HeldBack(NamedTuple):
-    """What keeps grants from a group; read once the group is locked."""
+class _Circumstances(NamedTuple):
+    """What the leases of a group depend on besides its own rows; read once the group is locked."""
 
+    route_version: int
+    """The route version of the subject."""
+    retention: Retention
+    """Of the subject."""
+    resetting: bool
+    """An operator sets its progress under its sessions: they are granted nothing until that is done."""
     rebuilt_left_ms: int
     """For how long sessions from before a rebuild may still be at work."""
     being_replaced: bool
@@ -380,15 +396,29 @@ class _HeldBack(NamedTuple):
     until they go on there."""
 
 
-_reasons = sa.select(
-    sa.func.coalesce(DUTY_LEFT_MS.scalar_subquery(), 0),
-    sa.exists().where(operations.c.running == sa.bindparam("of_subject"), operations.c.replaces),
-)
+_around = sa.select(
+    subjects.c.route_version,
+    subjects.c.retention,
+    sa.exists()
+    .where(live_resets.c.group_id == sa.bindparam("of_group"), live_resets.c.answer.is_(None))
+    .label("resetting"),
+    sa.func.coalesce(DUTY_LEFT_MS.scalar_subquery(), 0).label("rebuilt_left_ms"),
+    sa.exists()
+    .where(operations.c.running == sa.bindparam("of_subject"), operations.c.replaces)
+    .label("being_replaced"),
+).where(subjects.c.subject_id == sa.bindparam("of_subject"))
 
 
-def _held_back(connection: Connection, group: LockedGroup) -> _HeldBack:
-    which = {"of_name": rebuilt_duty(group.group_id), "of_subject": group.subject_id}
-    return _HeldBack(*connection.execute(_reasons, which).one())
+def _circumstances(connection: Connection, group: LockedGroup) -> _Circumstances:
+    which = {"of_group": group.group_id, "of_subject": group.subject_id}
+    row = connection.execute(_around, which | {"of_name": rebuilt_duty(group.group_id)}).one()
+    return _Circumstances(
+        route_version=row.route_version,
+        retention=Retention(row.retention),
+        resetting=bool(row.resetting),
+        rebuilt_left_ms=row.rebuilt_left_ms,
+        being_replaced=bool(row.being_replaced),
+    )
 
 
 _partition_facts = (
@@ -419,7 +449,10 @@ _partition_facts = (
 
 
 def _read_readable(
-    connection: Connection, group: LockedGroup, begun: Collection[PartitionId]
+    connection: Connection,
+    group: LockedGroup,
+    begun: Collection[PartitionId],
+    retention: Retention,
 ) -> list[PartitionFacts]:
     here = {"of_group": group.group_id}
     rows = connection.execute(_partition_facts, here | {"of_subject": group.subject_id}).all()
@@ -435,7 +468,7 @@ def _read_readable(
             ended=row.abandoned and row.end_offset is not None and not row.lost,
             begun=row.partition_id in begun,
             lost=row.lost,
-            heard=row.heard or group.retention is not Retention.ACKED,
+            heard=row.heard or retention is not Retention.ACKED,
             starting=row.starting,
         )
         for row in rows

@@ -9,12 +9,11 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.control import Retention
 from ...protocol.errors import GroupUnknownError
 from ...protocol.ids import MAX_I64, FencingToken, PartitionId, SessionId
 from ...protocol.routing import ConsumeStrategy
 from ..sql.dialect import insert_or_replace, now_ms
-from ..sql.schema import groups, leases, live_resets, sessions, subjects
+from ..sql.schema import groups, leases, sessions
 from .leases import Lease
 from .sessions import lock_in_order, sweep_sessions
 from .stored_settings import client_is_suspended
@@ -31,28 +30,13 @@ class LockedGroup:
     settled: bool
     route_version: int
     """The route version with which the group was settled."""
-    subject_version: int
-    """The route version of the subject now."""
     shared: bool
-    retention: Retention
-    """Of the subject."""
-    resetting: bool = False
-    """An operator sets its progress under its sessions: they are granted nothing until that is done."""
 
 
-_pending_reset = sa.exists().where(
-    live_resets.c.group_id == groups.c.group_id, live_resets.c.answer.is_(None)
-)
+# Of the group's row alone: a statement that has waited for the lock sees that row anew, and all others as they were when
+# it began.  What the transaction before has stored elsewhere is read by a later statement.
 _locked_group = (
-    sa.select(
-        groups,
-        subjects.c.route_version.label("subject_version"),
-        subjects.c.retention,
-        _pending_reset.label("resetting"),
-    )
-    .join(subjects, subjects.c.subject_id == groups.c.subject_id)
-    .where(groups.c.group_id == sa.bindparam("of_group"))
-    .with_for_update(of=groups)
+    sa.select(groups).where(groups.c.group_id == sa.bindparam("of_group")).with_for_update()
 )
 
 
@@ -73,10 +57,7 @@ def lock_group(connection: Connection, group_id: int) -> LockedGroup:
         version=row.version,
         settled=row.settled,
         route_version=row.route_version,
-        subject_version=row.subject_version,
         shared=row.strategy == ConsumeStrategy.SHARED,
-        retention=Retention(row.retention),
-        resetting=row.resetting,
     )
 
 

@@ -67,6 +67,7 @@ def begin_subject_deletion(connection: Connection, name: str, ask: DeleteSubject
         check_not_lost(connection)
         raise SubjectUnknownError(subject=name)
     if row.deleting:
+        end_deletions(connection)  # brokers may have nothing left
         return BegunDeletion(subject_id=row.subject_id)
     # While a target is cut, brokers are told of the hidden partitions as parents.
     target = sa.select(subjects.c.subject_id).where(subjects.c.name == row.hidden_for)
@@ -125,6 +126,7 @@ def begin_group_deletion(
     if known is None:
         raise GroupUnknownError(subject=subject, group=group)
     if known.deleting:
+        end_deletions(connection)  # brokers may have nothing left
         return BegunDeletion(subject_id=row.subject_id, group_id=known_id)
     ended = _live_sessions(connection, group, known_id, ask)
     end_sessions(connection, ended)

@@ -28,9 +28,12 @@ class IdleGroup:
 
 
 _has_session = sa.exists().where(sessions.c.group_id == groups.c.group_id)
+_without_session = sa.and_(
+    groups.c.idle_since.is_(None), sa.not_(groups.c.deleting), sa.not_(_has_session)
+)
 _newly_idle = (
     sa.select(groups.c.group_id)
-    .where(groups.c.idle_since.is_(None), sa.not_(groups.c.deleting), sa.not_(_has_session))
+    .where(_without_session)
     .order_by(groups.c.group_id)
     .with_for_update()
 )
@@ -57,7 +60,8 @@ def note_idle(connection: Connection) -> None:
     """Begin to count for groups that have no session now."""
     ids = list(connection.execute(_newly_idle).scalars())
     if ids:
-        here = groups.c.group_id.in_(ids)
+        # Looked at again under the locks: a join that held one may have begun a session.
+        here = sa.and_(groups.c.group_id.in_(ids), _without_session)
         connection.execute(sa.update(groups).where(here).values(idle_since=now_ms()))
 
 
