@@ -9,7 +9,7 @@ from functools import partial
 from typing import Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.engine import URL, Connection
+from sqlalchemy.engine import URL, Connection, ExceptionContext
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from ...protocol.clock import Clock
@@ -28,6 +28,10 @@ WRITES_AT_ONCE_MAX = CONNECTIONS - 3
 IDLE_MS = 5_000
 """PostgreSQL ends a transaction of a metaserver that is idle for this long, and frees its locks."""
 _SETTINGS = {"idle_in_transaction_session_timeout": str(IDLE_MS)}
+ANSWER_S = 10.0
+"""How long a statement may take.  A connection without an answer until then is given up: its server may be gone without a
+word, and the kernel would wait for a quarter of an hour.  Longer than IDLE_MS, for which another metaserver may hold a row;
+a third of the default ttl, so that the next heartbeat keeps a lease."""
 _now = sa.select(now_ms())
 
 
@@ -37,6 +41,12 @@ class _JumpedError(Exception):
     def __init__(self, by_ms: int) -> None:
         super().__init__(by_ms)
         self.by_ms = by_ms
+
+
+def _give_up_silent(context: ExceptionContext) -> None:
+    """Close a connection whose statement had no answer in time; a rollback on it would wait for that answer."""
+    if isinstance(context.original_exception, TimeoutError):
+        context.is_disconnect = True
 
 
 class PostgresDatabase:
@@ -55,8 +65,13 @@ class PostgresDatabase:
             pool_size=CONNECTIONS,
             max_overflow=0,
             pool_pre_ping=True,
-            connect_args={"server_settings": _SETTINGS},
+            connect_args={
+                "server_settings": _SETTINGS,
+                "timeout": ANSWER_S,
+                "command_timeout": ANSWER_S,
+            },
         )
+        sa.event.listen(self._engine.sync_engine, "handle_error", _give_up_silent)
         self._transactions = TransactionRunner()
         self._writes = asyncio.Semaphore(WRITES_AT_ONCE_MAX)
         self._boot_ms = clock.boot_ms

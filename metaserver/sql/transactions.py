@@ -90,7 +90,8 @@ def ending_error() -> StorageError:
 
 def storage_error(error: Exception, url: URL) -> StorageError:
     """The StorageError for an error of the driver; its message says what to do."""
-    said = str(getattr(error, "orig", None) or error).splitlines()[0]
+    lines = str(getattr(error, "orig", None) or error).splitlines()
+    said = lines[0] if lines else "no answer in time"  # a TimeoutError says nothing
     where = url.render_as_string(hide_password=True)
     if "unable to open" in said or "readonly" in said or "not a database" in said:
         return DataFolderError(
