@@ -6,7 +6,8 @@
 Subjects whose retention is by time alone need none of this; nor does a group on a partition that it has drained.
 
 Invariants
-    A row of `heard` is written only after the broker has the group on its disk; a grant does not write one.
+    A row of `heard` is written only after the broker has the group on its disk; a grant does not write one.  What an
+    earlier opening of the data folder has answered writes none.
     The rows of a broker group are deleted when an older copy of its data folder is accepted.
     A partition is granted to a group, and is opened, only with its row: retention removes nothing that the group was
     promised.
@@ -38,6 +39,8 @@ class Announcement:
     partition_id: int
     address: str
     groups: tuple[tuple[int, str], ...]
+    opening: str = ""
+    """The opening of the data folder that is told; "" of a broker that does not say it."""
     tokens_above: int = 0
     """Every token of the subject's deleted groups is at most this."""
 
@@ -95,6 +98,7 @@ _told = (
     sa.select(
         partitions.c.partition_id,
         brokers.c.address,
+        brokers.c.opening,
         groups.c.group_id,
         groups.c.name,
         subjects.c.tokens_above,
@@ -161,6 +165,7 @@ def _announcements(rows: Iterable[sa.Row[Any]]) -> list[Announcement]:
         announcements[row.partition_id] = Announcement(
             partition_id=row.partition_id,
             address=row.address,
+            opening=row.opening,
             groups=known,
             tokens_above=row.tokens_above,
         )
@@ -173,6 +178,8 @@ def note_heard(
     """
     Note that the brokers have these groups on their disks: the groups may be granted the partitions.
 
+    A broker that was told in an earlier opening is told again: its data folder may be an older copy by now.
+
     Args:
         settling: a group that is settled in the same transaction, and not marked for it.
 
@@ -181,6 +188,9 @@ def note_heard(
     """
     ids = sorted({group_id for announcement in told for group_id, _ in announcement.groups})
     left = _lock_groups(connection, ids)
+    here = {"ids": [announcement.partition_id for announcement in told]}
+    rows = connection.execute(_openings, here)  # under the locks
+    openings = {row.partition_id: row.opening for row in rows}
     news = store_heard(
         connection,
         {
@@ -188,6 +198,7 @@ def note_heard(
                 group_id for group_id, _ in announcement.groups if group_id in left
             ]
             for announcement in told
+            if openings.get(announcement.partition_id) == announcement.opening
         },
     )
     for group_id in sorted(news - {settling}):
@@ -195,6 +206,11 @@ def note_heard(
     return settling in news
 
 
+_openings = (
+    sa.select(partitions.c.partition_id, brokers.c.opening)
+    .join(brokers, brokers.c.broker_group == partitions.c.broker_group)
+    .where(partitions.c.partition_id.in_(sa.bindparam("ids", expanding=True)))
+)
 _there = (
     sa.select(partitions.c.partition_id, heard.c.group_id)
     .outerjoin(heard, heard.c.partition_id == partitions.c.partition_id)

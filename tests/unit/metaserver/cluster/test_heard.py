@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
+from keylane.metaserver.catalogue.accepted import accept_folder
 from keylane.metaserver.cluster import heard as hearing
+from keylane.metaserver.cluster.brokers import note_refused, report_broker
 from keylane.metaserver.cluster.heard import (
     mark_told,
     note_heard,
@@ -16,8 +18,8 @@ from keylane.metaserver.cluster.heard import (
 from keylane.metaserver.groups.lease_rows import note_drained, read_grants, settle_group
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.operations.journal import claim_operation, finish_round
-from keylane.metaserver.sql.schema import groups, heard, leases, subjects
-from keylane.protocol.control import Join, Retention
+from keylane.metaserver.sql.schema import groups, heard, leases, partitions, subjects
+from keylane.protocol.control import AcceptFolder, BrokerHeartbeat, Join, Retention
 from keylane.protocol.errors import OverloadedError
 from keylane.protocol.limits import GROUPS_PER_SUBJECT_MAX
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
@@ -201,3 +203,32 @@ def test_group_is_refused_when_the_subject_has_too_many():
     with pytest.raises(OverloadedError, match="too many consumer groups"):
         rows.join("more")
     assert rows.join("g7")
+
+
+def test_older_copy_does_not_count_as_told_when_the_original_was_told_before():
+    """A metaserver that is paused notes late what the original has answered; the copy was told of no group."""
+    rows = Groups()
+    rows.silence("g1")
+    rows.run(report_broker, report_of("2", end=900), ttl_ms=1_000)
+    group_id = rows.join("g")
+    answered = rows.run(read_announcements, range(1, 5))
+    rows.clock.advance(2_000)
+    rows.run(note_refused, report_of("1", end=100), ttl_ms=1_000)
+    rows.run(accept_folder, "g1", AcceptFolder())
+    rows.run(report_broker, report_of("1", end=100), ttl_ms=1_000)
+    rows.run(note_heard, answered)
+    known = sa.select(heard.c.partition_id).where(heard.c.group_id == group_id)
+    on_copy = sa.select(partitions.c.partition_id).where(partitions.c.broker_group == "g1")
+    lists = [
+        set(rows.run(lambda connection, chosen=chosen: connection.execute(chosen).scalars().all()))
+        for chosen in (known, on_copy)
+    ]
+    assert lists[0]
+    assert lists[1]
+    assert not lists[0] & lists[1]
+
+
+def report_of(opening: str, *, end: int) -> BrokerHeartbeat:
+    return BrokerHeartbeat(
+        broker_group="g1", broker_id="g1", address="g1:1", opening=opening, log_end=end
+    )
