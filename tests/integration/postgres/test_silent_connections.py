@@ -22,7 +22,7 @@ from support.postgres import Postgres
 LIMIT_S = 20.0
 
 
-class Wire:
+class SilencedWire:
     """Forwards connections to a server; those that are open at `silence` pass no byte from then on, and are not closed."""
 
     def __init__(self, socket: str) -> None:
@@ -62,10 +62,10 @@ async def _pass_on(source: asyncio.StreamReader, target: asyncio.StreamWriter) -
 
 
 @pytest.fixture
-async def wire(postgres: Postgres) -> AsyncIterator[tuple[Wire, str]]:
+async def wire(postgres: Postgres) -> AsyncIterator[tuple[SilencedWire, str]]:
     parts = urlsplit(postgres.url())
     (folder,) = parse_qs(parts.query)["host"]
-    async with Wire(f"{folder}/.s.PGSQL.5432") as wire:
+    async with SilencedWire(f"{folder}/.s.PGSQL.5432") as wire:
         yield wire, f"postgresql+asyncpg://keylane@127.0.0.1:{wire.port}{parts.path}"
 
 
@@ -86,7 +86,7 @@ async def opened(url: str, folder: Path) -> AsyncIterator[SqlDatabase]:
 
 
 async def test_database_answers_again_when_its_connections_fell_silent(
-    wire: tuple[Wire, str], tmp_path: Path
+    wire: tuple[SilencedWire, str], tmp_path: Path
 ):
     """Who waits is told that the database does not answer; then new connections are made."""
     there, url = wire
@@ -107,7 +107,7 @@ async def test_database_answers_again_when_its_connections_fell_silent(
 
 
 async def test_transaction_ends_when_its_connection_falls_silent(
-    wire: tuple[Wire, str], tmp_path: Path
+    wire: tuple[SilencedWire, str], tmp_path: Path
 ):
     """Between two of its statements; its rollback has no answer either."""
     there, url = wire
