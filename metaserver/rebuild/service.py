@@ -61,5 +61,5 @@ async def rebuild_database(
             for address, hosted in zip(wanted, answers, strict=True)
         ]
         cluster = plan_rebuild(sources, options)
-        await database.write(store_rebuilt, cluster, route_version=clock.wall_ms())
+        await database.write_long(store_rebuilt, cluster, route_version=clock.wall_ms())
         return cluster

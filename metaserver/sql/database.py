@@ -116,6 +116,9 @@ class SqliteDatabase:
         )
         return done
 
+    write_long = write
+    """For a migration or a rebuild, as PostgreSQL has it: no statement of SQLite has a limit."""
+
     async def write_first(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
@@ -192,7 +195,7 @@ async def open_database(
         if database.name == "sqlite":
             _set_private(Path(where.database or ""))
             await _set_write_ahead(where.database or "")
-        await database.write(open_cluster, program=program, cluster=cluster, before=before)
+        await database.write_long(open_cluster, program=program, cluster=cluster, before=before)
         if database.name == "sqlite":
             await database.write(adopt_boot, boot, broker_ttl_ms=broker_ttl_ms)
         if isinstance(database, SqliteDatabase):

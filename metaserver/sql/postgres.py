@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, ExceptionContext
@@ -29,9 +29,9 @@ IDLE_MS = 5_000
 """PostgreSQL ends a transaction of a metaserver that is idle for this long, and frees its locks."""
 _SETTINGS = {"idle_in_transaction_session_timeout": str(IDLE_MS)}
 ANSWER_S = 10.0
-"""How long a statement may take.  A connection without an answer until then is given up: its server may be gone without a
-word, and the kernel would wait for a quarter of an hour.  Longer than IDLE_MS, for which another metaserver may hold a row;
-a third of the default ttl, so that the next heartbeat keeps a lease."""
+"""How long a statement may take, but for those of `write_long`.  A connection without an answer until then is given up: its
+server may be gone without a word, and the kernel would wait for a quarter of an hour.  Longer than IDLE_MS, for which
+another metaserver may hold a row; a third of the default ttl, so that the next heartbeat keeps a lease."""
 _now = sa.select(now_ms())
 
 
@@ -41,6 +41,10 @@ class _JumpedError(Exception):
     def __init__(self, by_ms: int) -> None:
         super().__init__(by_ms)
         self.by_ms = by_ms
+
+
+def _arguments() -> dict[str, Any]:
+    return {"server_settings": _SETTINGS, "timeout": ANSWER_S}
 
 
 def _give_up_silent(context: ExceptionContext) -> None:
@@ -60,16 +64,13 @@ class PostgresDatabase:
     name = "postgresql"
 
     def __init__(self, url: URL, clock: Clock, *, broker_ttl_ms: int) -> None:
+        self._url = url
         self._engine = create_async_engine(
             url,
             pool_size=CONNECTIONS,
             max_overflow=0,
             pool_pre_ping=True,
-            connect_args={
-                "server_settings": _SETTINGS,
-                "timeout": ANSWER_S,
-                "command_timeout": ANSWER_S,
-            },
+            connect_args=_arguments() | {"command_timeout": ANSWER_S},
         )
         sa.event.listen(self._engine.sync_engine, "handle_error", _give_up_silent)
         self._transactions = TransactionRunner()
@@ -97,6 +98,18 @@ class PostgresDatabase:
             return self._with_check(connection, work, *args, **kwargs)
 
         return await self._run(in_time)
+
+    async def write_long(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """As `write`, for a migration or a rebuild: its statements, and its wait for another one, have no limit."""
+        engine = create_async_engine(self._url, poolclass=sa.NullPool, connect_args=_arguments())
+        try:
+            return await self._transactions.run(
+                engine, lambda connection: work(connection, *args, **kwargs)
+            )
+        finally:
+            await engine.dispose()
 
     renew = write_first
     """Durable here: the clock of a crashed server advances until its restart, so a lost renewal would end the session."""

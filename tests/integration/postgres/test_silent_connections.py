@@ -123,6 +123,21 @@ async def test_transaction_ends_when_its_connection_falls_silent(
         assert await database.write(look)
 
 
+def sleep(connection: sa.Connection) -> int:
+    connection.execute(sa.select(sa.func.pg_sleep(postgres_database.ANSWER_S * 2)))
+    return look(connection)
+
+
+async def test_migration_has_no_limit_when_its_statements_take_long(
+    wire: tuple[SilencedWire, str], tmp_path: Path
+):
+    """A table of millions of rows may get an index."""
+    async with opened(wire[1], tmp_path) as database:
+        assert await database.write_long(sleep)
+        with pytest.raises(StorageError, match="no answer in time"):
+            await database.write(sleep)
+
+
 async def test_opening_fails_with_a_storage_error_when_no_connection_is_answered(tmp_path: Path):
     """The error of a connect that takes too long has no text."""
 
