@@ -20,6 +20,7 @@ from sim.features.first_sends import MADE, FirstSends
 from sim.features.scheduling import SchedulingBrokerHost
 from sim.features.world import OTHERS_EVERY, SELDOM, SELDOM_EVERY, FeatureWorld, kind_of
 from sim.following.company import Following
+from sim.following.followers import FollowingHost
 from sim.following.judge import Truth, truth_of
 from sim.machines.logs import read_log
 from sim.run import FEATURES_FIRST, FOLLOWED_FEATURES_FIRST
@@ -94,6 +95,18 @@ class FollowedFeatureWorld(Following, FeatureWorld):
     def _readable(self) -> list[HostedPartition]:
         hidden = self.feature._hidden if isinstance(self.feature, CutOvers) else ()
         return [each for each in super()._readable() if each.partition_id not in hidden]
+
+    def _is_at_the_end(self, host: FollowingHost) -> bool:
+        return all(host.is_through(each) or self._passed(host, each) for each in self._readable())
+
+    def _passed(self, host: FollowingHost, rows: HostedPartition) -> bool:
+        """Whether a follower is behind rows of which it has not learnt: it was given their messages, or the judge tells."""
+        behind = [
+            each.partition_id
+            for each in self._readable()
+            if rows.partition_id in each.facts.partition.parents
+        ]
+        return not host.knows(rows.partition_id) and any(map(host.knows, behind))
 
     def judge(self, drained_s: float) -> Outcome:
         outcome = super().judge(drained_s)

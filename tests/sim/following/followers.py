@@ -104,6 +104,10 @@ class FollowingHost(Host, ABC):
         """Whether its client, which is open, says that it is through with what is left of a partition."""
 
     @abstractmethod
+    def knows(self, partition_id: int) -> bool:
+        """Whether its client, which is open, has learnt of a partition."""
+
+    @abstractmethod
     async def _run(self) -> None:
         """Follow until the process ends."""
 
@@ -167,6 +171,9 @@ class ReadingHost(FollowingHost):
         place = self._reader._places.get(partition_id)
         position = None if place is None else self._reader.positions.get(partition_id)
         return _is_through(hosted, position, self._reader._lineage)
+
+    def knows(self, partition_id: int) -> bool:
+        return self._reader is not None and partition_id in self._reader._lineage
 
     def reopen(self) -> None:
         if self.running and self._reader is not None:
@@ -302,6 +309,10 @@ class BroadcastHost(FollowingHost):
             self._consumer = None
             context = self.process.context.copy()
             context.run(self.spawn, work, context)
+
+    def knows(self, partition_id: int) -> bool:
+        broadcast: Any = None if self._consumer is None else self._consumer._membership
+        return broadcast is not None and partition_id in broadcast._lineage
 
     def is_through(self, hosted: HostedPartition) -> bool:
         if self._consumer is None:
