@@ -184,6 +184,7 @@ CATCHES: dict[str, int] = {
     "route_version_not_raised": 0,
     "rows_and_messages_both_stay": 2_000_000_029,
     "rows_are_repeated_when_a_broker_returns": 3_000_000_000,
+    "rows_come_beside_their_messages": 4_000_000_000,
     "rows_deleted_before_the_ack": 1_000_000_001,
     "rows_given_up_count_as_stored": 2_000_000_008,
     "rows_of_a_partition_run_backwards": 2_000_000_003,
