@@ -16,7 +16,14 @@ from functools import partial
 
 from ..protocol.clock import Clock
 from ..protocol.control import Grant, Grants
-from ..protocol.errors import ConfigError, KeylaneError, NotSentError, RetryRule
+from ..protocol.errors import (
+    ConfigError,
+    KeylaneError,
+    NotSentError,
+    RetryRule,
+    SubjectDeletedError,
+)
+from ..protocol.message import Message
 from ..protocol.offsets import AckedOffsets
 from ..protocol.operations import PartitionHistory, SubjectHistory
 from ..protocol.routing import ConsumeStrategy, Partition, PartitionState
@@ -26,6 +33,7 @@ from .log_names import consumer_name, partition_name
 from .membership import GrantHolder
 from .pulling.broadcast_client import BroadcastClient
 from .reading.lineage_order import LineageOrder
+from .reading.replacing_rows import ReplacingRows
 from .settings import AckMode, ConsumerSettings, FailurePolicy
 
 log = logging.getLogger("keylane.consumer")
@@ -96,6 +104,9 @@ class Broadcast:
         """Those that are not handled to their end."""
         self._acked: dict[int, AckedOffsets] = {}
         """What is handled of each."""
+        self._rows = ReplacingRows()
+        self._behind: dict[int, AckedOffsets] = {}
+        """What was handled of partitions that are gone and were not handled to their end."""
         self._suspended = False
         self._looked_ms = 0
         self._version = 0
@@ -139,7 +150,18 @@ class Broadcast:
 
     # ── partitions ───────────────────────────────────────────────────────────────────────────────────
     def _learn(self, history: list[PartitionHistory]) -> None:
-        """Take the partitions as they are known now; one whose messages are gone is finished."""
+        """
+        Take the partitions as they are known now; one whose messages are gone is finished.
+
+        Raises:
+            SubjectDeletedError: they are those of a later subject of the name.
+        """
+        if self._lineage.is_of_another(history):
+            raise SubjectDeletedError(
+                f"subject {self._subject!r} was deleted, and another one has its name now",
+                subject=self._subject,
+            )
+        self._rows.learn(history)
         self._lineage.learn(history)
         left = self._lineage.left
         gone = []
@@ -153,6 +175,7 @@ class Broadcast:
         for number in gone:
             name = partition_name(self._subject, number, "")
             log.warning("%s is gone: what was left is not handled", name)
+            self._behind[number] = self._acked.get(number) or AckedOffsets()
         self._finish(gone)
 
     def _finish(self, numbers: Iterable[int]) -> None:
@@ -172,7 +195,16 @@ class Broadcast:
     def client_kind(self, partition_id: int) -> Callable[..., BroadcastClient]:
         """What makes the client of a granted partition; one that is new begins at its first message."""
         acked = self._acked.setdefault(partition_id, AckedOffsets())
-        return partial(BroadcastClient, acked=acked, refresh=self.nudge)
+        needs_no = self._needs_no if partition_id in self._rows else None
+        return partial(BroadcastClient, acked=acked, refresh=self.nudge, needs_no=needs_no)
+
+    def _needs_no(self, row: Message) -> bool:
+        return self._rows.needs_no(row, self._has_had)
+
+    def _has_had(self, partition_id: int, offset: int) -> bool:
+        """Whether a message was handled, or is older than what this consumer gets."""
+        acked = self._acked.get(partition_id) or self._behind.get(partition_id)
+        return offset in acked if acked is not None else partition_id in self._lineage
 
     async def _look(self, holder: GrantHolder) -> None:
         try:

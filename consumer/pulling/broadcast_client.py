@@ -87,14 +87,23 @@ class BroadcastClient(PullClient):
     Args:
         acked: what is handled of the partition: it is continued, and stays when this client ends.
         refresh: has the addresses of brokers looked up again.
+        needs_no: of a message: it was handled before, as the message that it was made of; None: none was.
         others: as of `PullClient`.
     """
 
     token_is_single_use = False
     respects_range_limit = False
 
-    def __init__(self, *, acked: AckedOffsets, refresh: Callable[[], None], **others: Any) -> None:
+    def __init__(
+        self,
+        *,
+        acked: AckedOffsets,
+        refresh: Callable[[], None],
+        needs_no: Callable[[Message], bool] | None = None,
+        **others: Any,
+    ) -> None:
         self._acked_here = acked
+        self._needs_no = needs_no
         self._refresh = refresh
         super().__init__(**others)
         self._idle = IDLE.pauses(self._rng)
@@ -138,6 +147,8 @@ class BroadcastClient(PullClient):
         self._progress.end_offset = answer.next_offset
         await self._wait_while_held()
         for start, header in batch_starts(payload):
+            if self._needs_no is not None:
+                self._leave_out(self._decode(payload, start, header, self), self._needs_no)
             self._open_batch(payload, start, header)
             await asyncio.sleep(0)
         if answer.sealed:
@@ -146,6 +157,15 @@ class BroadcastClient(PullClient):
             self._idle.reset()
         else:
             await asyncio.sleep(self._idle.next_ms() / 1000)
+
+    def _leave_out(self, rows: list[Message], needs_no: Callable[[Message], bool]) -> None:
+        """Count rows as handled whose messages were handled."""
+        next_offset = self._offsets.next_offset
+        for row in rows:
+            if row.offset >= next_offset and needs_no(row):
+                self._offsets.leave_out(row.offset, row.offset + 1)
+                self._acked_here.add(row.offset, row.offset + 1)
+        self.acked_locally(self._acked_here.cursor)
 
     def _skip_removed(self, error: OffsetOutOfRangeError) -> None:
         first_offset = error.first_offset or 0

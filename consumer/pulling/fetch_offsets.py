@@ -98,6 +98,11 @@ class FetchOffsets:
         self.next_offset = max(end, self.next_offset)
         return ranges
 
+    def leave_out(self, start: int, end: int) -> None:
+        """Hand nothing out of `[start, end)`, which was not pulled yet: it counts as acked."""
+        self._acked.add(start, end)
+        self._acked_end = max(self._acked_end, end)
+
     def skip_removed(self, first_offset: int) -> int:
         """Pull from `first_offset` on, because older messages were removed; returns how many of them were not acked."""
         missed = self._acked.unacked(self.next_offset, first_offset)

@@ -30,23 +30,36 @@ class LineageOrder:
         """
         Take the partitions that are known now; returns those of them that can never be read, and were not known.
 
-        Those are partitions whose data is gone: expired, or on a disk whose loss was accepted.
+        Those are partitions whose data is gone: expired, or on a disk whose loss was accepted.  A known partition may have
+        more parents now: rows that took the place of messages before it.
         """
         gone = []
         for past in history:
             partition = past.partition
             partition_id = int(partition.partition_id)
-            if partition_id in self._parents or not self._wanted(past):
+            if partition.state is PartitionState.PLANNED or not self._wanted(past):
                 continue
-            if partition.state is PartitionState.PLANNED:
-                continue
+            is_new = partition_id not in self._parents
             self._parents[partition_id] = tuple(map(int, partition.parents))
+            if not is_new:
+                continue
             self._waits_for_children.difference_update(partition.parents)
             if past.lost or partition.state is PartitionState.EXPIRED:
                 gone.append(past)
             else:
                 self._left[partition_id] = past
         return gone
+
+    def is_of_another(self, history: Iterable[PartitionHistory]) -> bool:
+        """Whether a history is that of another subject: it has none of the partitions that are known, nor continues one."""
+        ids: set[int] = set()
+        for past in history:
+            ids.update((int(past.partition.partition_id), *map(int, past.partition.parents)))
+        return bool(self._parents) and ids.isdisjoint(self._parents)
+
+    def __contains__(self, partition_id: int) -> bool:
+        """Whether a partition is known and wanted."""
+        return partition_id in self._parents
 
     def _wanted(self, past: PartitionHistory) -> bool:
         partition = past.partition

@@ -27,6 +27,7 @@ from ...protocol.errors import (
     OffsetOutOfRangeError,
     PartitionUnknownError,
     ReadFilterError,
+    SubjectDeletedError,
     UnreachableError,
 )
 from ...protocol.frames import Batches, Read
@@ -54,6 +55,7 @@ from .bounds import (  # fmt: skip
 )
 from .lineage_order import LineageOrder
 from .read_messages import read_messages
+from .replacing_rows import ReplacingRows
 
 log = logging.getLogger("keylane.consumer")
 
@@ -86,6 +88,9 @@ class Reader(Resident, Generic[V]):
 
     Messages of a partition come in the order of their offsets, and a partition comes after those that it continues: so
     messages of a key come in their order, through resizes and moves.  Others are interleaved.
+
+    Where rows of a job take the place of messages (`keylane subject publish --replace` behind a cut), a row is left out if
+    its message came before, as `positions` say.
     """
 
     _chunk_bytes = CHUNK_BYTES
@@ -153,6 +158,7 @@ class Reader(Resident, Generic[V]):
 
     def _reset(self) -> None:
         self._lineage = LineageOrder()
+        self._rows = ReplacingRows()
         self._places: dict[int, _Place] = {}
         self._buffer: deque[Message[V]] = deque()
         self._positions: dict[int, int] = {}
@@ -212,7 +218,8 @@ class Reader(Resident, Generic[V]):
                 became of one.
             OffsetOutOfRangeError, PartitionUnknownError: for ten seconds the broker of a partition has lacked what was read
                 there: it stands on an older copy of its data folder.
-            PartitionUnknownError, SubjectUnknownError: the subject was deleted meanwhile, or all that `partition` has is gone.
+            SubjectDeletedError, SubjectUnknownError: the subject was deleted meanwhile; a later one of its name is another one.
+            PartitionUnknownError: all that `partition` has is gone.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.
         """
         self._connections.home.check()
@@ -228,6 +235,8 @@ class Reader(Resident, Generic[V]):
     def _passes(self, message: Message[V]) -> bool:
         if self._key is not None and message.key != self._key:
             return False
+        if self._rows.needs_no(message, self._has_had):
+            return False
         if self._tags is not None and self._tags.rejects(message):
             return False
         if self._where is None:
@@ -242,6 +251,9 @@ class Reader(Resident, Generic[V]):
             raise self._filter_error(message, "it is async")
         return bool(kept)
 
+    def _has_had(self, partition_id: int, offset: int) -> bool:
+        return offset < self._positions.get(partition_id, 0)
+
     @staticmethod
     def _filter_error(message: Message[V], why: str) -> ReadFilterError:
         return ReadFilterError(
@@ -252,7 +264,21 @@ class Reader(Resident, Generic[V]):
 
     # ── partitions ───────────────────────────────────────────────────────────────────────────────────
     async def _begin(self) -> None:
-        """Find the places in all partitions that are known now."""
+        """Find the places in all partitions that are known now, anew if one of them goes meanwhile."""
+        while (places := await self._find_places()) is None:
+            pass
+        self._places = {int(place.partition.partition_id): place for place in places}
+        self._positions = {number: place.next_offset for number, place in self._places.items()}
+        self._positions |= {
+            number: offset
+            for number, offset in self._start.offsets.items()
+            if number not in self._places
+        }  # of those whose messages are gone: rows may have taken their place
+        if not self._follow:
+            self._finish_ended()
+
+    async def _find_places(self) -> list[_Place] | None:
+        """The places in all partitions that are known now; None: one of them is gone since they were asked for."""
         route = await self._meta.route(self._subject)
         key = None if route.may_leave else self._key
         self._lineage = LineageOrder(key=key, partition=self._partition)
@@ -265,13 +291,35 @@ class Reader(Resident, Generic[V]):
                 partition_id=partition_id,
                 subject=self._subject,
             )
-        self._note_gone(self._lineage.learn(history))
+        self._learn(history)
         wanted = [past.partition for past in history if past.partition.partition_id in self._lineage.left]  # fmt: skip
-        places = await asyncio.gather(*(self._place(partition) for partition in wanted))
-        self._places = {int(place.partition.partition_id): place for place in places}
-        self._positions = {number: place.next_offset for number, place in self._places.items()}
-        if not self._follow:
-            self._finish_ended()
+        try:
+            return await asyncio.gather(*(self._place(partition) for partition in wanted))
+        except PartitionUnknownError as error:
+            history = (await self._meta.history(self._subject)).partitions
+            if any(past.partition.partition_id == error.partition_id and not _is_gone(past) for past in history):  # fmt: skip
+                raise
+            return None
+
+    def _learn(self, history: list[PartitionHistory]) -> None:
+        """
+        Take the partitions that are known now.
+
+        Raises:
+            SubjectDeletedError: they are those of a later subject of the name.
+            PartitionUnknownError: the messages of `partition` are gone.
+        """
+        self._check_subject(history)
+        self._rows.learn(history)
+        self._note_gone(self._lineage.learn(history))
+
+    def _check_subject(self, history: Iterable[PartitionHistory]) -> None:
+        """Raises SubjectDeletedError: the history is that of a later subject of the name."""
+        if self._lineage.is_of_another(history):
+            raise SubjectDeletedError(
+                f"subject {self._subject!r} was deleted, and another one has its name now",
+                subject=self._subject,
+            )
 
     def _note_gone(self, gone: list[PartitionHistory]) -> None:
         for past in gone:
@@ -337,7 +385,12 @@ class Reader(Resident, Generic[V]):
             history = (await self._meta.history(self._subject)).partitions
         except UnreachableError as error:
             return error
-        self._note_gone(self._lineage.learn(history))
+        self._take(history)
+        return None
+
+    def _take(self, history: list[PartitionHistory]) -> None:
+        """Begin the partitions that were not known at their first message.  Raises what `_learn` raises."""
+        self._learn(history)
         for past in history:
             partition = past.partition
             partition_id = int(partition.partition_id)
@@ -345,7 +398,6 @@ class Reader(Resident, Generic[V]):
                 place = self._places.setdefault(partition_id, _Place(partition, 0, None))
                 place.partition = partition
                 self._positions.setdefault(partition_id, 0)
-        return None
 
     def _broker(self, partition: Partition) -> BrokerClient:
         if partition.address is None:
@@ -390,7 +442,8 @@ class Reader(Resident, Generic[V]):
 
         Raises:
             KeylaneError: `error`, if it has lasted for too long.
-            PartitionUnknownError, SubjectUnknownError: the subject was deleted, or the messages of `partition` are gone.
+            SubjectDeletedError, SubjectUnknownError: the subject was deleted.
+            PartitionUnknownError: the messages of `partition` are gone.
         """
         now_ms = self._environment.clock.boot_ms()
         if self._failing_since_ms is None:
@@ -402,9 +455,9 @@ class Reader(Resident, Generic[V]):
             if not isinstance(error, UnreachableError):
                 error = unreachable  # what a broker lacks may be gone: none says so
         else:
-            ids = {int(past.partition.partition_id) for past in history}
-            if isinstance(error, PartitionUnknownError) and error.partition_id not in ids:
-                raise error
+            self._check_subject(history)
+            if self._follow:
+                self._take(history)  # rows may have taken the place of what is gone
             if self._look_anew(history):
                 return
         if now_ms - self._failing_since_ms >= GIVE_UP_MS:
@@ -428,7 +481,7 @@ class Reader(Resident, Generic[V]):
             address = past.partition.address
             differs |= address is not None and address != place.partition.address
             place.partition = past.partition
-            if past.lost or past.partition.state is PartitionState.EXPIRED:
+            if _is_gone(past):
                 self._leave_out(place, past)
                 differs = True
                 self._failing_since_ms = None
@@ -493,6 +546,10 @@ class Reader(Resident, Generic[V]):
         place.next_offset = self._positions[int(place.partition.partition_id)] = first
         if place.end is not None and first >= place.end:
             self._finish(int(place.partition.partition_id))
+
+
+def _is_gone(past: PartitionHistory) -> bool:
+    return past.lost or past.partition.state is PartitionState.EXPIRED
 
 
 def _check_arguments(

@@ -15,11 +15,10 @@ import pyarrow.compute as pc
 
 from ...protocol.errors import JobFailedError
 from ...protocol.reprocess.manifest import JobPiece
+from ...protocol.reprocess.sources import SOURCE
 
 REPLAY = "replay"
 """The property, and the column of Parquet files, that names the job in each row."""
-SOURCE = "keylane.source"
-"""The property that has the partition and the offset of the message that a row was made of."""
 STORED = ("key", "value", "properties", "timestamp")
 OF_SOURCE = ("partition", "offset", REPLAY)
 PROPERTIES = pa.map_(pa.string(), pa.string())

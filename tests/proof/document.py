@@ -18,8 +18,8 @@ HEAD = """
 Each row is one share that was really run; a version with `+` had changes that were not committed yet.
 Of seeds that were run on several versions the latest rows stay; faults that a share found, and how they were mended, are in the log
 of commits.  Runs of real processes all stay.
-`make proof SEEDS=2000 FIRST=4000 FEATURES=0 FOLLOWED=0 LIMIT=0 KILLS=0 CYCLES=0` runs one share of the simulation alone; `SEEDS=0` leaves it out.
-`make proof RANDOM=2000 FEATURES=0 FOLLOWED=0 LIMIT=0 KILLS=0 CYCLES=0` draws the seeds at random from [10^6, 10^9); the row has the number of the drawing,
+`make proof SEEDS=2000 FIRST=4000 FEATURES=0 FOLLOWED=0 FOLLOWED_FEATURES=0 LIMIT=0 KILLS=0 CYCLES=0` runs one share of the simulation alone; `SEEDS=0` leaves it out.
+`make proof RANDOM=2000 FEATURES=0 FOLLOWED=0 FOLLOWED_FEATURES=0 LIMIT=0 KILLS=0 CYCLES=0` draws the seeds at random from [10^6, 10^9); the row has the number of the drawing,
 with which `DRAWING=` gives the same seeds again, and the digest of their list.
 
 One checker (`checker/`) judges the simulation, the runs of real processes and the demo.
@@ -77,6 +77,18 @@ what was given behind the kept positions, everything that is owed and that neith
 | date | version | seeds | faults | events | violations | seconds |
 | --- | --- | --- | --- | --- | --- | --- |
 """
+FOLLOWED_FEATURES = """
+## Followed features
+
+The stories of features, in seeds from 4 * 10^9 on, with such followers of the subject of the feature: of three seeds one is cut
+over, one is deleted and created anew, the third has each feature in turn.
+Across a publication a message comes once, as itself or as the row that was made of it, in the order of its key; a reader
+that is opened with the positions of before goes on behind them.  Of a subject and a later one of its name no reader gives both.
+`make sim WORLD=followed_features SEEDS=100` runs some.
+
+| date | version | seeds | faults | events | violations | seconds |
+| --- | --- | --- | --- | --- | --- | --- |
+"""
 PROCESSES = """
 ## Real processes
 
@@ -112,7 +124,7 @@ KILLS = """
 A real broker killed at every point of its work on the disk, each time that it gets there, with both indexes; its index
 work killed likewise; stops at any moment: all of `tests/crash/`.  `make test` has a sample of it, `make kills` runs it alone.
 A row of "all" has also what else `make test` leaves out: seeds that found a fault once, stores cut at every byte;
-`make proof KILLS=crash SEEDS=0 FEATURES=0 FOLLOWED=0 LIMIT=0 CYCLES=0` runs `tests/crash/` without these.
+`make proof KILLS=crash SEEDS=0 FEATURES=0 FOLLOWED=0 FOLLOWED_FEATURES=0 LIMIT=0 CYCLES=0` runs `tests/crash/` without these.
 
 | date | version | folders of tests | tests | failed | seconds |
 | --- | --- | --- | --- | --- | --- |
@@ -135,6 +147,7 @@ def document(shares: str) -> str:
         (SIMULATION, "simulation", _simulated),
         (FEATURES, "features", _simulated),
         (FOLLOWED, "followed", _simulated),
+        (FOLLOWED_FEATURES, "followed_features", _simulated),
         (PROCESSES, "processes", _performed),
         (KILLS, "kills", _killed),
         (MUTANTS, "mutants", _hunted),
@@ -162,7 +175,7 @@ def document(shares: str) -> str:
 
 def _summary(read: list[dict[str, Any]]) -> str:
     """The page in five lines."""
-    kinds = ("simulation", "features", "followed")
+    kinds = ("simulation", "features", "followed", "followed_features")
     sims = [share[name] for share in read for name in kinds if name in share]
     version = next((share["version"] for share in reversed(read) if "processes" in share), "")
     runs = [

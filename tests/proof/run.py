@@ -40,6 +40,8 @@ PER_SECOND = 500
 PAUSE_TTLS_MAX = 10.0
 CALENDAR_HOURS_MIN = 0.9
 SEEDS_AT_ONCE = 1_000
+SIMULATED = ("simulation", "features", "followed", "followed_features")
+"""The parts of a share that are seeds."""
 TESTS = Path(__file__).parents[1]
 WHOLE = ("crash", "sim", "property", "spark", "integration", "unit")
 """Folders of which `make test` runs a sample."""
@@ -172,6 +174,9 @@ def main() -> int:
     parser.add_argument("--random", type=int, default=0, help="seeds drawn at random, instead")
     parser.add_argument("--features", type=int, default=4_000, help="seeds with a feature at work")
     parser.add_argument("--followed", type=int, default=2_000, help="seeds with followers")
+    parser.add_argument(
+        "--followed-features", type=int, default=1_000, help="seeds with followers of a feature"
+    )
     parser.add_argument("--drawing", type=int, help="the number of an earlier drawing")
     parser.add_argument("--limit", type=int, default=MUTANT_SEEDS_MAX, help="seeds for a mutant")
     parser.add_argument("--cycles", type=int, default=20, help="of resizes of real processes")
@@ -196,6 +201,10 @@ def main() -> int:
         "simulation": (bool(args.seeds or args.random), _simulation(args)),
         "features": (bool(args.features), _further(args, "features", args.features)),
         "followed": (bool(args.followed), _further(args, "followed", args.followed)),
+        "followed_features": (
+            bool(args.followed_features),
+            _further(args, "followed_features", args.followed_features),
+        ),
         "mutants": (bool(args.limit), lambda: hunt_mutants(args.limit, args.workers)),
         "kills": (args.kills != "0", lambda: kill_everywhere(2 * args.workers, folders)),
         "processes": (bool(args.cycles), lambda: run_processes(args.cycles, args.story)),
@@ -230,7 +239,7 @@ def _further(args: argparse.Namespace, world: str, count: int) -> Callable[[], d
 
 def _tell(share: dict[str, Any]) -> int:
     """The last line, as of `make sim`; the exit status."""
-    sims = [share.get(name, {}) for name in ("simulation", "features", "followed")]
+    sims = [share.get(name, {}) for name in SIMULATED]
     process = share.get("processes", {})
     mutants = share.get("mutants", {}).get("found", [])
     caught = sum(mutant["caught"] for mutant in mutants)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from proof.document import document
-from proof.run import SHARES
+from proof.run import SHARES, SIMULATED
 from sim.test_simulation import FOUND, SEEDS
 
 
@@ -14,7 +14,7 @@ def test_seed_that_ended_with_a_fault_is_replayed_by_the_tests() -> None:
     bad = {
         seed
         for share in shares
-        for part in ("simulation", "features", "followed")
+        for part in SIMULATED
         for seed in share.get(part, {}).get("bad_seeds", ())
     }
     assert bad

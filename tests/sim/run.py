@@ -36,7 +36,14 @@ FEATURES_FIRST = 2 * 10**9
 """Seeds from here on have a feature at work; see `features/world.py`."""
 FOLLOWED_FIRST = 3 * 10**9
 """In seeds from here on readers follow the subject; see `following/world.py`."""
-FIRSTS = {"usual": 0, "features": FEATURES_FIRST, "followed": FOLLOWED_FIRST}
+FOLLOWED_FEATURES_FIRST = 4 * 10**9
+"""In seeds from here on readers follow the subject of a feature; see `following/features.py`."""
+FIRSTS = {
+    "usual": 0,
+    "features": FEATURES_FIRST,
+    "followed": FOLLOWED_FIRST,
+    "followed_features": FOLLOWED_FEATURES_FIRST,
+}
 """The first seed of each kind of world."""
 SHARE = 5
 """Where all kinds of seeds are run, there is one of each further kind for this many usual ones."""
@@ -91,9 +98,12 @@ def run_one(seed: int) -> dict[str, Any]:
 def _kind_of(seed: int) -> type[World]:
     """The kind of world of a seed."""
     from sim.features.world import FeatureWorld
+    from sim.following.features import FollowedFeatureWorld
     from sim.following.world import FollowedWorld
     from sim.world import World
 
+    if seed >= FOLLOWED_FEATURES_FIRST:
+        return FollowedFeatureWorld
     if seed >= FOLLOWED_FIRST:
         return FollowedWorld
     return FeatureWorld if seed >= FEATURES_FIRST else World
@@ -164,8 +174,8 @@ def seeds_of(world: str, first: int, count: int) -> list[int]:
     Seeds to run.
 
     Args:
-        world: "usual", "features" or "followed" (where `first` counts from the kind's first seed on), or "all": of the
-            other kinds a share besides.
+        world: a name of `FIRSTS` (where `first` counts from the kind's first seed on), or "all": of the other kinds a
+            share besides.
     """
     if world != "all":
         begin = first if first >= FIRSTS[world] else FIRSTS[world] + first
@@ -173,8 +183,11 @@ def seeds_of(world: str, first: int, count: int) -> list[int]:
     number = first % 10**9  # there are no more in each kind
     return [
         *range(first, first + count),
-        *range(FEATURES_FIRST + number, FEATURES_FIRST + number + count // SHARE),
-        *range(FOLLOWED_FIRST + number, FOLLOWED_FIRST + number + count // SHARE),
+        *(
+            begin + each
+            for begin in list(FIRSTS.values())[1:]
+            for each in range(number, number + count // SHARE)
+        ),
     ]
 
 

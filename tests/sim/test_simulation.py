@@ -13,7 +13,17 @@ from sim.machines.calls import WINDOW_S, CallRates
 from sim.mutants.bank import MUTANTS, seeds_for
 from sim.mutants.catches import CATCHES
 from sim.mutants.worlds import SHOWN_IN
-from sim.run import FEATURES_FIRST, FOLLOWED_FIRST, hunts, outcomes_of, pool, run_one, seeds_of
+from sim.run import (
+    FEATURES_FIRST,
+    FIRSTS,
+    FOLLOWED_FEATURES_FIRST,
+    FOLLOWED_FIRST,
+    hunts,
+    outcomes_of,
+    pool,
+    run_one,
+    seeds_of,
+)
 
 SEEDS = 100
 """`make proof` runs 20,000 and more."""
@@ -30,6 +40,11 @@ FEATURES = range(FEATURES_FIRST, FEATURES_FIRST + 60)
 FOLLOWED_SAMPLE = tuple(FOLLOWED_FIRST + number for number in (0, 1, 3, 5, 9, 11, 12, 14))
 """Readers follow the subject while operators reshape, brokers remove old messages, a folder is copied, a disk is lost."""
 FOLLOWED = range(FOLLOWED_FIRST, FOLLOWED_FIRST + 60)
+FOLLOWED_FEATURES_SAMPLE = tuple(
+    FOLLOWED_FEATURES_FIRST + number for number in (0, 1, 2, 9, 12, 28)
+)
+"""Readers follow a subject that is cut over, or deleted and created anew."""
+FOLLOWED_FEATURES = range(FOLLOWED_FEATURES_FIRST, FOLLOWED_FEATURES_FIRST + 60)
 FOUND = (
     424, 1011, 1148, 1617, 2653, 5057, 7062, 10026, 11073, 12297, 13821, 30556, 84_028,
     5_000_846,
@@ -87,15 +102,22 @@ def test_followers_get_everything_in_order_when_programs_die(seeds):
     _check_clean(seeds)
 
 
+@pytest.mark.timeout(1_200)
+@pytest.mark.parametrize("seeds", _sample_and_rest(FOLLOWED_FEATURES, FOLLOWED_FEATURES_SAMPLE))
+def test_followers_get_each_message_once_when_subjects_are_cut_over_or_deleted(seeds):
+    """As itself, or as the row that took its place; and of one subject alone."""
+    _check_clean(seeds)
+
+
 def test_seeds_of_further_kinds_are_a_share_of_all():
     """`make sim` runs them after the usual ones; `WORLD` chooses."""
     assert seeds_of("usual", 5, 10) == list(range(5, 15))
     assert seeds_of("features", 5, 2) == [FEATURES_FIRST + 5, FEATURES_FIRST + 6]
     assert seeds_of("features", FEATURES_FIRST + 5, 1) == [FEATURES_FIRST + 5]
     assert seeds_of("followed", 5, 2) == [FOLLOWED_FIRST + 5, FOLLOWED_FIRST + 6]
-    further = [first + number for first in (FEATURES_FIRST, FOLLOWED_FIRST) for number in (5, 6)]
+    further = [first + number for first in list(FIRSTS.values())[1:] for number in (5, 6)]
     assert seeds_of("all", 5, 10) == [*range(5, 15), *further]
-    assert seeds_of("all", 10**9, 5) == [*range(10**9, 10**9 + 5), FEATURES_FIRST, FOLLOWED_FIRST]
+    assert seeds_of("all", 10**9, 5) == [*range(10**9, 10**9 + 5), *list(FIRSTS.values())[1:]]
 
 
 @pytest.mark.timeout(600)

@@ -22,6 +22,8 @@ from keylane.protocol.errors import (
     OffsetOutOfRangeError,
     PartitionUnknownError,
     RetryRule,
+    SubjectDeletedError,
+    SubjectUnknownError,
     UnreachableError,
 )
 from keylane.protocol.message import Message
@@ -56,12 +58,12 @@ class Manners:
     """It gives up waiting for a message at times, and asks the same reader again."""
 
 
-def draw_manners(rng: random.Random, keys: int) -> Manners:
-    """The manners of a follower; most begin at the beginning."""
+def draw_manners(rng: random.Random, keys: int, *, of: bytes = b"k") -> Manners:
+    """The manners of a follower, most begin at the beginning; `of` is how the names of keys begin."""
     return Manners(
         start=rng.choice(("earliest", "earliest", "earliest", "latest", "time")),
         ago_s=5 * rng.random(),
-        key=b"k%d" % rng.randrange(keys) if rng.random() < 0.15 else None,
+        key=b"%s%d" % (of, rng.randrange(keys)) if rng.random() < 0.15 else None,
         keeps=rng.choice((0.0, 0.05, 0.3, 1.0)),
         slow_s=rng.choice((0.0, 0.0, 0.02, 0.3)),
         impatient=rng.random() < 0.5,
@@ -79,6 +81,11 @@ class FollowingHost(Host, ABC):
         self.calm = False
         """True once it is quick."""
         self.problems: list[str] = []
+        self.subject = SUBJECT
+        self.meets_deletions = False
+        """The subject is deleted at times, and created anew."""
+        self.meets_creation = False
+        """The subject does not exist at first."""
         self.may_leave = False
         """Messages of a key may be stored beside their range."""
         self.sees_copies = False
@@ -97,6 +104,10 @@ class FollowingHost(Host, ABC):
         """Whether its client, which is open, says that it is through with what is left of a partition."""
 
     @abstractmethod
+    def knows(self, partition_id: int) -> bool:
+        """Whether its client, which is open, has learnt of a partition."""
+
+    @abstractmethod
     async def _run(self) -> None:
         """Follow until the process ends."""
 
@@ -108,6 +119,14 @@ class FollowingHost(Host, ABC):
             draw_identity=identities,
             stop_signals=SimStopSignals,
         )
+
+    def _awaits_subject(self, error: KeylaneError, *, opened: bool) -> bool:
+        """Whether the error says that there is no subject now, which is so at times."""
+        if isinstance(error, SubjectDeletedError):
+            return self.meets_deletions
+        if not isinstance(error, SubjectUnknownError):
+            return False
+        return self.meets_deletions or (self.meets_creation and not opened and not self.notes)
 
     def _given(self, message: Message[bytes]) -> None:
         place = int(message.partition_id), message.offset
@@ -153,6 +172,9 @@ class ReadingHost(FollowingHost):
         position = None if place is None else self._reader.positions.get(partition_id)
         return _is_through(hosted, position, self._reader._lineage)
 
+    def knows(self, partition_id: int) -> bool:
+        return self._reader is not None and partition_id in self._reader._lineage
+
     def reopen(self) -> None:
         if self.running and self._reader is not None:
             self._closing = True
@@ -168,7 +190,10 @@ class ReadingHost(FollowingHost):
             except UnreachableError:
                 await asyncio.sleep(AGAIN_S)
             except (OffsetOutOfRangeError, PartitionUnknownError) as error:
-                if not self._goes_on_behind(error) and not (
+                forgets = self._reader is None and self.meets_deletions
+                if forgets and isinstance(error, PartitionUnknownError):
+                    self._kept = None  # they are of a subject that was deleted
+                elif not self._goes_on_behind(error) and not (
                     self.sees_copies and self._reader is None
                 ):
                     self.problems.append(
@@ -176,7 +201,10 @@ class ReadingHost(FollowingHost):
                     )
                 await asyncio.sleep(AGAIN_S)
             except KeylaneError as error:
-                self.problems.append(f"{self.name} was told {error!r}")
+                if self._awaits_subject(error, opened=self._reader is not None):
+                    self._kept = None
+                else:
+                    self.problems.append(f"{self.name} was told {error!r}")
                 await asyncio.sleep(AGAIN_S)
             self._reader = None
 
@@ -197,7 +225,7 @@ class ReadingHost(FollowingHost):
         began, kept = self._tick(), self._kept is not None
         start = self._start()
         reader = SmallReader(
-            self._meta, SUBJECT, start=start, key=self.manners.key, follow=True, call_timeout_ms=1_000,
+            self._meta, self.subject, start=start, key=self.manners.key, follow=True, call_timeout_ms=1_000,
             _environment=self._environment(self._identities),
         )  # fmt: skip
         async with reader:
@@ -282,6 +310,10 @@ class BroadcastHost(FollowingHost):
             context = self.process.context.copy()
             context.run(self.spawn, work, context)
 
+    def knows(self, partition_id: int) -> bool:
+        broadcast: Any = None if self._consumer is None else self._consumer._membership
+        return broadcast is not None and partition_id in broadcast._lineage
+
     def is_through(self, hosted: HostedPartition) -> bool:
         if self._consumer is None:
             return False
@@ -302,7 +334,7 @@ class BroadcastHost(FollowingHost):
             began = self._tick()
             consumer = Consumer(
                 self._meta,
-                subject=SUBJECT,
+                subject=self.subject,
                 broadcast=True,
                 handler=self._handle,
                 name=self.name,
@@ -317,7 +349,8 @@ class BroadcastHost(FollowingHost):
                     self._consumer = consumer
                     await consumer.wait()
             except KeylaneError as error:
-                if error.retry is RetryRule.NEVER:
+                passes = self._awaits_subject(error, opened=self._consumer is not None)
+                if error.retry is RetryRule.NEVER and not passes:
                     self.problems.append(f"{self.name} was told {error!r}")
             self._consumer = None
             await asyncio.sleep(AGAIN_S)

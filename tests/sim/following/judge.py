@@ -3,12 +3,16 @@
 It knows no lineage.  Of the partitions that have a key's logical partition in their range, one is open at a time and a later
 one has a higher id: so a key's messages come in the order of partition id and offset.  And they come in the order in which
 each producer has numbered them, where that is promised.
+
+A subject that is cut over has a message at its first place, and later at the place of its row, which has the same value: it
+comes once, from whichever place.  A subject that is deleted and created anew has several lives: none of two comes together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from keylane.checker.events import Event, Ranged, Sent, Settled, Stored
 from keylane.protocol.routing import logical_partition
@@ -27,8 +31,8 @@ class Truth:
     """Key and value, of messages that retention has removed too."""
     sent: dict[bytes, tuple[int, str, int]] = field(default_factory=dict)
     """Value → the instant, the producer and its number of the message."""
-    settled: dict[Place, int] = field(default_factory=dict)
-    """The instant at which the producer was told of the message's place."""
+    settled: dict[Hashable, int] = field(default_factory=dict)
+    """Identity → the instant at which the producer was told of the message's place."""
     ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
     firsts: Mapping[int, int] = field(default_factory=dict)
     """Partition id → the first offset that nothing has removed."""
@@ -38,6 +42,16 @@ class Truth:
     """Messages of a producer are stored in the order of their numbers."""
     static: bool = False
     """Partitions are in logic queues."""
+    members: Collection[int] | None = None
+    """The partitions in which readers find messages at the end; None: all that are left."""
+    carried: bool = False
+    """Rows take the place of messages, with the same values."""
+    lives: Sequence[Collection[int]] = ()
+    """The partitions of each subject that had the name, where there were several."""
+
+    def identity(self, place: Place, value: bytes) -> Hashable:
+        """What tells a message from all others, wherever it is stored."""
+        return value if self.carried else place
 
     def is_in_range(self, place: Place, key: bytes) -> bool:
         """Whether a message lies in a partition that has its key's logical partition: such messages of a key have an order."""
@@ -46,6 +60,8 @@ class Truth:
 
     def is_left(self, place: Place) -> bool:
         """Whether nothing has removed the message, so that no reader may miss it."""
+        if self.members is not None and place[0] not in self.members:
+            return False
         return place[0] not in self.lost and place[1] >= self.firsts.get(place[0], 0)
 
 
@@ -55,17 +71,17 @@ def truth_of(
     partitions: Collection[int],
     firsts: Mapping[int, int],
     lost: Collection[int],
-    in_order: bool = True,
-    static: bool = False,
+    **more: Any,
 ) -> Truth:
-    """The truth about `partitions`, out of a history with the final logs."""
-    truth = Truth(firsts=firsts, lost=lost, in_order=in_order, static=static)
+    """The truth about `partitions`, out of a history with the final logs; `more` are fields of a truth."""
+    truth = Truth(firsts=firsts, lost=lost, **more)
     for instant, event in enumerate(history):
         match event:
             case Sent(value=bytes() as value):
                 truth.sent[value] = instant, event.producer, event.number
             case Settled(outcome="stored"):
-                truth.settled[event.partition_id, event.offset] = instant
+                place = event.partition_id, event.offset
+                truth.settled[truth.identity(place, event.value)] = instant
             case Stored(value=bytes() as value) if event.partition_id in partitions:
                 truth.stored[event.partition_id, event.offset] = event.key, value
             case Ranged():
@@ -80,8 +96,8 @@ class FollowingLife:
         self._truth = truth
         self._in_turn = in_turn
         self._name = name
-        self.given: dict[Place, Given] = {}
-        """In the order in which they were given."""
+        self.given: dict[Hashable, Given] = {}
+        """By identity, in the order in which they were given."""
         self.opened: Opened | None = None
         self._kept = 0
         """The number of those in `given` that are behind the positions which were kept last."""
@@ -91,8 +107,8 @@ class FollowingLife:
         """Note that a reader goes on; what was given after the keeping may come again."""
         if self.opened is None:
             self.opened = opened
-        for place in list(self.given)[self._kept :]:
-            del self.given[place]
+        for identity in list(self.given)[self._kept :]:
+            del self.given[identity]
 
     def keep(self) -> None:
         self._kept = len(self.given)
@@ -103,9 +119,13 @@ class FollowingLife:
         stored = self._truth.stored.get(place)
         if stored != (message.key, message.value):
             self._tell(f"was given {message.value!r} at {place}, where {stored} is stored")
-        if place in self.given:
-            self._tell(f"was given {place} again")
-        self.given[place] = message
+        identity = self._truth.identity(place, message.value)
+        if (before := self.given.get(identity)) is not None:
+            of_before = (before.partition_id, before.offset)
+            self._tell(
+                f"was given {place} again{'' if of_before == place else f', as {of_before}'}"
+            )
+        self.given[identity] = message
 
     def close(self, key: bytes | None, *, whole: bool) -> list[str]:
         """Look at all that was given; `whole`: it was to be all that is owed."""
@@ -114,6 +134,7 @@ class FollowingLife:
         self._check_order()
         self._check_numbers()
         self._check_queues()
+        self._check_lives()
         if self.opened.latest:
             self._check_begin(self.opened.began)
         self._check_whole(key, self.opened.owed_from, whole=whole)
@@ -126,7 +147,8 @@ class FollowingLife:
         """A key's messages come by partition id and offset, unless they are stored beside their range."""
         last: dict[bytes, Place] = {}
         ends: dict[int, int] = {}
-        for place, message in self.given.items():
+        for message in self.given.values():
+            place = message.partition_id, message.offset
             if self._in_turn and ends.get(place[0], -1) > place[1]:
                 self._tell(f"was given {place} behind offset {ends[place[0]]}")
             ends[place[0]] = place[1]
@@ -141,7 +163,8 @@ class FollowingLife:
         if not self._truth.in_order:
             return
         last: dict[tuple[str, bytes], int] = {}
-        for place, message in self.given.items():
+        for message in self.given.values():
+            place = message.partition_id, message.offset
             if not message.key or message.value not in self._truth.sent:
                 continue
             _, producer, number = self._truth.sent[message.value]
@@ -156,7 +179,8 @@ class FollowingLife:
         if not self._truth.static or not self._in_turn:
             return
         ends: dict[int, tuple[int, Place]] = {}
-        for place, message in self.given.items():
+        for message in self.given.values():
+            place = message.partition_id, message.offset
             before, whose = ends.get(message.queue, (-1, (0, 0)))
             if message.logic_offset <= before:
                 said = f"logic offset {message.logic_offset} of queue {message.queue}"
@@ -165,14 +189,26 @@ class FollowingLife:
 
     def _check_begin(self, began: int) -> None:
         """Nothing comes that its producer knew to be stored before the reader was opened."""
-        for place in self.given:
-            if self._truth.settled.get(place, began) < began:
+        for identity, message in self.given.items():
+            if self._truth.settled.get(identity, began) < began:
+                place = message.partition_id, message.offset
                 self._tell(f"began at the latest message, and was given the older one at {place}")
+
+    def _check_lives(self) -> None:
+        """A reader stays with the subject that it was opened for."""
+        met: dict[int, Place] = {}
+        for message in self.given.values():
+            for life, partitions in enumerate(self._truth.lives):
+                if message.partition_id in partitions:
+                    met.setdefault(life, (message.partition_id, message.offset))
+        if len(met) > 1:
+            self._tell(f"was given messages of several subjects of one name: {met}")
 
     def _check_whole(self, key: bytes | None, owed_from: int, *, whole: bool) -> None:
         """Everything came that is owed and left; of a life that was cut off, what comes before something given of its key."""
         last: dict[bytes, Place] = {}
-        for place, message in self.given.items():
+        for message in self.given.values():
+            place = message.partition_id, message.offset
             if self._truth.is_in_range(place, message.key):
                 last[message.key] = max(place, last.get(message.key, (0, 0)))
         for place, (of_key, value) in self._truth.stored.items():
@@ -184,7 +220,7 @@ class FollowingLife:
                 owed
                 and wanted
                 and (whole or passed)
-                and place not in self.given
+                and self._truth.identity(place, value) not in self.given
                 and self._truth.is_left(place)
             ):
                 self._tell(f"was not given {value!r} at {place}")

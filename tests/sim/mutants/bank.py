@@ -18,6 +18,7 @@ from sim.mutants import (
     of_consumers,
     of_cut_overs,
     of_features,
+    of_followed_features,
     of_following,
     of_loops,
     of_members,
@@ -32,7 +33,7 @@ from sim.mutants import (
 )
 from sim.mutants.mutant import Mutant
 from sim.mutants.worlds import shows
-from sim.run import FEATURES_FIRST, FOLLOWED_FIRST
+from sim.run import FEATURES_FIRST, FOLLOWED_FEATURES_FIRST, FOLLOWED_FIRST
 
 ROOMS = (
     of_brokers,
@@ -50,6 +51,7 @@ ROOMS = (
     of_retries,
     of_cut_overs,
     of_following,
+    of_followed_features,
 )
 MUTANTS = {breaks.__name__: Mutant(breaks) for room in ROOMS for breaks in room.BREAKS}
 _FEATURES = {
@@ -61,7 +63,11 @@ _FEATURES = {
     of_cut_overs: (CutOvers,),
 }
 """The features of the worlds in which a hunt looks for the mutants of a module."""
-_FIRSTS = {of_outbox: outboxes.FIRST_SEED, of_following: FOLLOWED_FIRST}
+_FIRSTS = {
+    of_outbox: outboxes.FIRST_SEED,
+    of_following: FOLLOWED_FIRST,
+    of_followed_features: FOLLOWED_FEATURES_FIRST,
+}
 """The first seeds of the worlds in which a hunt looks for the mutants of other modules; 0 where none is named."""
 
 

@@ -1,0 +1,47 @@
+"""Bugs of readers and broadcast consumers whose subject is cut over, or deleted and created anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keylane.consumer.reading.lineage_order import LineageOrder
+from keylane.consumer.reading.reader import Reader
+from keylane.consumer.reading.replacing_rows import ReplacingRows
+from sim.mutants.mutant import Breaks, Patches
+
+
+def rows_come_beside_their_messages(patches: Patches) -> None:
+    """Rows are given although their messages came before."""
+    patches.set(ReplacingRows, "needs_no", lambda _self, _row, _has_had: False)
+
+
+def rows_are_all_left_out(patches: Patches) -> None:
+    """Rows are left out although their messages never came."""
+
+    def needs_no(self: Any, row: Any, _has_had: Any) -> bool:
+        return bool(real(self, row, lambda _partition_id, _offset: True))
+
+    real = patches.set(ReplacingRows, "needs_no", needs_no)
+
+
+def later_subjects_of_the_name_are_read(patches: Patches) -> None:
+    """A reader takes the partitions of a later subject of the name for those of its own."""
+    patches.set(LineageOrder, "is_of_another", lambda _self, _history: False)
+
+
+def replaced_messages_count_as_read(patches: Patches) -> None:
+    """A reader counts what it had not read of an expired partition as read."""
+
+    def leave_out(self: Any, place: Any, past: Any) -> None:
+        self._positions[int(past.partition.partition_id)] = past.end_offset or 1 << 40
+        real(self, place, past)
+
+    real = patches.set(Reader, "_leave_out", leave_out)
+
+
+BREAKS: tuple[Breaks, ...] = (
+    rows_come_beside_their_messages,
+    rows_are_all_left_out,
+    later_subjects_of_the_name_are_read,
+    replaced_messages_count_as_read,
+)
