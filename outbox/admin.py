@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -11,6 +12,7 @@ from ..protocol.address import addresses_of
 from ..protocol.clock import SystemClock
 from ..protocol.errors import (
     OutboxSubjectExistsError,
+    StorageError,
     SubjectDeletedError,
     SubjectUnknownError,
 )
@@ -24,6 +26,8 @@ from .upkeep import OutboxStatus, RowChange, purge, purge_unsent, read_status, r
 
 P = ParamSpec("P")
 T = TypeVar("T")
+AGAIN_AFTER_S = (0.05, 0.1, 0.2, 0.4)
+"""Tables that processes make at the same moment fail in all but one of them, and exist when these try again."""
 
 
 async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PREFIX) -> None:
@@ -36,7 +40,18 @@ async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PRE
         ConfigError: the engine, the URL or the prefix cannot be used.
         StorageError: the database answered with an error.
     """
-    await _run(engine_or_url, prefix, lambda connection, tables: tables.create(connection))
+    for pause_s in (*AGAIN_AFTER_S, None):
+        try:
+            await _run(engine_or_url, prefix, _create)
+            break
+        except StorageError:
+            if pause_s is None:
+                raise
+            await asyncio.sleep(pause_s)
+
+
+def _create(connection: Connection, tables: OutboxTables) -> None:
+    tables.create(connection)
 
 
 async def outbox_status(

@@ -17,6 +17,8 @@ from .tables import DEFAULT_PREFIX, SinkTables
 
 T = TypeVar("T")
 EngineOrUrl = AsyncEngine | Engine | URL | str
+AGAIN_AFTER_S = (0.05, 0.1, 0.2, 0.4)
+"""Tables that processes make at the same moment fail in all but one of them, and exist when these try again."""
 
 
 async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PREFIX) -> None:
@@ -29,7 +31,14 @@ async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PRE
         StorageError: the database answered with an error.
     """
     tables = SinkTables(prefix)
-    await _run(engine_or_url, tables, tables.create)
+    for pause_s in (*AGAIN_AFTER_S, None):
+        try:
+            await _run(engine_or_url, tables, tables.create)
+            break
+        except StorageError:
+            if pause_s is None:
+                raise
+            await asyncio.sleep(pause_s)
 
 
 async def forget(
