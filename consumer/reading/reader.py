@@ -74,6 +74,8 @@ class _Place:
     next_offset: int
     end: int | None
     """One past the last offset to read; None: whatever is stored."""
+    gives: bool = True
+    """The last read brought messages, or there was none yet: its broker may have more."""
 
 
 class Reader(Resident, Generic[V]):
@@ -361,8 +363,7 @@ class Reader(Resident, Generic[V]):
                 readable = [int(past.partition.partition_id) for past in self._lineage.readable()]
                 if not readable and not (self._follow and self._lineage.lacks_children):
                     return False
-                for first in range(0, len(readable), CHUNKS_MAX):
-                    await self._read_chunks(readable[first : first + CHUNKS_MAX])
+                await self._read_chunks(readable)
                 if unlearnt is not None:
                     raise unlearnt
             except (UnreachableError, PartitionUnknownError, OffsetOutOfRangeError) as error:
@@ -376,11 +377,14 @@ class Reader(Resident, Generic[V]):
         return True
 
     async def _read_chunks(self, readable: list[int]) -> None:
-        """A chunk of each partition; what some have read stays, whatever happens to others."""
-        chunks = (self._chunk(partition_id) for partition_id in readable)
-        for failed in await asyncio.gather(*chunks, return_exceptions=True):
-            if failed is not None:
-                raise failed
+        """A chunk of each partition, CHUNKS_MAX at once; what some have read stays, whatever happens to others."""
+        failures: list[BaseException] = []
+        for first in range(0, len(readable), CHUNKS_MAX):
+            chunks = map(self._chunk, readable[first : first + CHUNKS_MAX])
+            done = await asyncio.gather(*chunks, return_exceptions=True)
+            failures += [failed for failed in done if failed is not None]
+        if failures:
+            raise failures[0]
 
     async def _wait_for_broker(self, error: KeylaneError) -> None:
         """
@@ -416,6 +420,9 @@ class Reader(Resident, Generic[V]):
         """
         Take the addresses of brokers, and finish partitions whose messages are gone.
 
+        The broker of a lost partition may answer still, and another partition may have failed: it is read as far as it gives
+        messages.
+
         Returns:
             Whether the next try is another one: there are such, or a broker has a new address.
         """
@@ -427,8 +434,10 @@ class Reader(Resident, Generic[V]):
                 continue
             address = past.partition.address
             differs |= address is not None and address != place.partition.address
-            place.partition = past.partition
-            if past.lost or past.partition.state is PartitionState.EXPIRED:
+            gone = past.lost or past.partition.state is PartitionState.EXPIRED
+            if not gone or address is not None:
+                place.partition = past.partition
+            if gone and not place.gives:
                 self._leave_out(place, past)
                 differs = True
                 self._failing_since_ms = None
@@ -449,7 +458,7 @@ class Reader(Resident, Generic[V]):
     async def _chunk(self, partition_id: int) -> None:
         """Buffer messages from the place in a partition on."""
         place = self._places[partition_id]
-        offset = place.next_offset
+        offset, place.gives = place.next_offset, False
         try:
             answer, payload = await self._broker(place.partition).call(
                 Read(partition_id, offset, self._chunk_bytes)
@@ -465,7 +474,7 @@ class Reader(Resident, Generic[V]):
             self._buffer.extend(
                 messages if place.end is None else messages[: max(place.end - offset, 0)]
             )
-            place.next_offset = answer.upto
+            place.next_offset, place.gives = answer.upto, True
         if place.end is None:
             ended = answer.sealed and place.next_offset >= answer.next_offset
         else:
