@@ -35,7 +35,7 @@ from ...protocol.ids import check_name
 from ...protocol.message import Message
 from ...protocol.operations import PartitionHistory
 from ...protocol.routing import Partition, PartitionState
-from ...protocol.settings import is_within
+from ...protocol.settings import is_within, whole
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections, clean_up
@@ -135,6 +135,7 @@ class Reader(Resident, Generic[V]):
         """
         check_name("subject", subject)
         self._addresses = addresses_of(meta)
+        partition = partition if (number := whole(partition)) is None else number
         _check_arguments(key=key, partition=partition, where=where, codec=codec)
         self._environment = environment_of(_environment)
         now_ms = self._environment.clock.wall_ms()
@@ -144,8 +145,7 @@ class Reader(Resident, Generic[V]):
         self._subject = subject
         self._key, self._partition = key, partition
         self._tags = None if tags is None else MessageFilter(tags)
-        self._where = where
-        self._codec = codec
+        self._where, self._codec = where, codec
         self._timeout_ms = call_timeout_ms
         self._connections = Connections(
             self._environment.network, timeout_ms=call_timeout_ms, what="reader", wait_s=wait_s, tls=tls, token=token

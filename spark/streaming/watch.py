@@ -23,7 +23,7 @@ from ...protocol.errors import (
 )
 from ...protocol.routing import Partition, PartitionState, Route, logical_partition
 from ...rpc.client import CALL_TIMEOUT_MS, BrokerClient, MetaClient
-from ...rpc.connections import Connections
+from ...rpc.connections import Connections, clean_up
 from ...rpc.environment import Environment, environment_of
 from ...rpc.http_network import HttpNetwork
 from .batches import finished
@@ -82,10 +82,15 @@ class Watch:
         self._meta = MetaClient(self._connections.open(), self._options.meta)
 
     async def close(self) -> None:
-        """Close every connection."""
-        await self._connections.close()
-        if self._own is not None:
-            await self._own.close()
+        """Close every connection; a cancellation is raised when that is done."""
+        await clean_up(self._end())
+
+    async def _end(self) -> None:
+        try:
+            await self._connections.close()
+        finally:
+            if self._own is not None:
+                await self._own.close()
 
     async def look(self, offset: StreamOffset | None = None) -> View:
         """
