@@ -91,10 +91,11 @@ class Home:
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
-            raise OtherLoopError(
-                f"a {self._what} opens in a running event loop of asyncio, and there is none; keylane does not run on trio",
-                hint=NO_LOOP_HINT,
-            ) from None
+            none = OtherLoopError(
+                f"a {self._what} opens in a running event loop of asyncio, and there is none; keylane does not run on trio"
+            )
+            none.hint = NO_LOOP_HINT
+            raise none from None
         self.thread, self._process_id = get_ident(), os.getpid()
         self._kept = kept
         self.on_fork = on_fork
