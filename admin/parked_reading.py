@@ -8,15 +8,18 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from ..protocol.batch import batch_starts, columns
-from ..protocol.errors import KeylaneError
+from ..protocol.errors import KeylaneError, OffsetOutOfRangeError
 from ..protocol.frames import Batches, Read
 from ..protocol.message import Message
 from ..protocol.parked import Failure, ParkedOffsets, ParkState
 from ..protocol.routing import Partition
+from ..protocol.text import MAYBE_OLDER_COPY
 from ..rpc.client import BrokerClient
 from .parked_views import ParkedKeyView, ParkedMessage
 
 READ_BYTES = 1 << 16
+_GONE = "it is not stored any more"
+_LACKING = f"its broker does not store it, and {MAYBE_OLDER_COPY}"
 
 
 class ParkedRow(NamedTuple):
@@ -123,23 +126,30 @@ class ParkedReader:
         if source != self._source or offset not in self._read:
             self._source, self._read = source, {}
             try:
-                await self._fetch(source, offset)
+                problem = await self._fetch(source, offset)
             except KeylaneError as error:
                 problem = error.message
         message = self._read.get(offset)
-        if message is None and not problem:
-            problem = "it is not stored any more"
         return ParkedMessage(partition_id=source, offset=offset, message=message, problem=problem)
 
-    async def _fetch(self, source: int, offset: int) -> None:
+    async def _fetch(self, source: int, offset: int) -> str:
+        """
+        Read messages from this offset on; why there is none, or "".
+
+        Gone is what retention has removed, and what no broker serves: a broker that lacks more may be about to be replaced.
+        """
         partition = self._served.get(source)
         if partition is None:
-            return
+            return _GONE
         broker = self._broker_of(partition)
-        answer, payload = await broker.call(Read(source, offset, READ_BYTES))
+        try:
+            answer, payload = await broker.call(Read(source, offset, READ_BYTES))
+        except OffsetOutOfRangeError as error:
+            return _GONE if offset < (error.first_offset or 0) else _LACKING
         assert isinstance(answer, Batches)
         for message in _messages(self._subject, source, bytes(payload)):
             self._read[message.offset] = message
+        return "" if offset in self._read else _LACKING
 
 
 def _messages(subject: str, partition_id: int, payload: bytes) -> list[Message[bytes]]:

@@ -70,7 +70,7 @@ from ..protocol.parked import (
 )
 from ..protocol.routing import logical_partition
 from ..protocol.scheduled.deliver_at import shown
-from ..protocol.text import key_digest
+from ..protocol.text import MAYBE_OLDER_COPY, key_digest
 from ..rpc.plane.prompt import Handled
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
 from .partition.park_views import (
@@ -188,6 +188,8 @@ class Parking:
         if not (0 <= request.start < request.end <= LOGICAL_PARTITIONS and request.first >= 0):
             raise InvalidRequestError("no range of logical partitions, or no row")
         if group is None or not group.parked:
+            if not (group and partition.ended and group.drained(partition.next_offset)):
+                self._check_folder(partition)
             return ParkedTaken(None), encode_parked(())
         if not (partition.ended and group.drained(partition.next_offset)):
             raise GroupBusyError(
@@ -204,6 +206,17 @@ class Parking:
 
         keys, following = adopted_page(group.parked, wanted, first=request.first)
         return ParkedTaken(following, tuple(sorted(group.parked.sources))), encode_parked(keys)
+
+    def _check_folder(self, partition: HostedPartition) -> None:
+        """
+        Raises GroupBusyError if no metaserver has accepted this data folder: it may be an older copy.
+
+        The child of a group that has not drained its parent here asks.  Of an accepted copy, nothing more will come.
+        """
+        if self._standing is not None and not self._standing.accepted:
+            raise GroupBusyError(
+                f"the broker of partition {partition.partition_id} knows nothing that is parked there, and {MAYBE_OLDER_COPY}"
+            )
 
     async def _leave(self, request: LeaveParked, _payload: memoryview) -> Handled:
         partition = self._store.state.partition(request.partition_id)

@@ -173,6 +173,9 @@ class Outbox(Resident, Generic[V]):
         """
         How many rows there are, and how old the oldest is: a few look-ups in indexes, however many rows wait.
 
+        An outbox that is not open, and so may never be closed, connects anew for each call: a program that polls gives it an
+        engine of its own, whose pool keeps connections, or opens it.
+
         Raises:
             OutboxMissingError, OutboxOlderError, OutboxNewerError, StorageError
         """

@@ -15,6 +15,7 @@ from typing import TypeAlias
 from ..protocol.errors import InvalidRequestError, QueueUnknownError, SubjectNotStaticError
 from ..protocol.limits import LOGICAL_PARTITIONS
 from ..protocol.routing import Route
+from ..protocol.settings import whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,10 @@ def chosen_place(queue: int | None, partitioner: Partitioner | None, key: bytes)
         InvalidRequestError: the queue is no number, or the partitioner failed or returned no place.
     """
     if queue is not None:
-        if type(queue) is not int:
+        number = whole(queue)
+        if number is None:
             raise InvalidRequestError(f"queue is the number of a logic queue, not {queue!r:.40}")
-        return LogicQueue(queue)
+        return LogicQueue(number)
     assert partitioner is not None
     try:
         place = partitioner(key)

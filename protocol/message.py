@@ -107,6 +107,10 @@ class Message(msgspec.Struct, Generic[V], gc=False):
     packed_properties: bytes = b""
     delivery: Delivery | None = None
 
+    def __hash__(self) -> int:
+        """By its place, which equal messages share: messages go into sets and are keys of dicts."""
+        return hash((self.subject, self.partition_id, self.offset))
+
     def __repr__(self) -> str:
         """Subject, partition and offset, and the first bytes of key and value: short for a message of any size."""
         return (

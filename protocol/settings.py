@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -16,6 +17,13 @@ CALL_TIMEOUT_MS = (10, 600_000)
 def values_of(settings: Any) -> dict[str, object]:
     """The values of a dataclass, by name."""
     return {field.name: getattr(settings, field.name) for field in fields(settings)}
+
+
+def whole(value: object) -> int | None:
+    """The int of a whole number of any type, as of numpy or an IntEnum; None for a bool and all else."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        return None
+    return operator.index(value)
 
 
 def is_within(value: object, low: int, high: int) -> bool:

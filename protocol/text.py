@@ -11,6 +11,8 @@ from typing import get_args, get_type_hints
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, line ends, marks that change the direction of writing, and lone surrogates."""
 _NOT_A_VALUE = re.compile(r"^Invalid enum value .* - at `\$\.(\w+)`$", re.DOTALL)
+MAYBE_OLDER_COPY = "may stand on an older copy of its data folder"
+"""Of a broker that lacks what was stored there, and what neither retention has removed nor a metaserver calls gone."""
 LISTED_MAX = 10
 _ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 

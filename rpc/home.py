@@ -34,6 +34,8 @@ log = logging.getLogger("keylane")
 
 ENDED_HINT = "That event loop does not run again: open the client again in the present one, with `async with`."
 """Of an OtherLoopError of an event loop that has ended."""
+NO_LOOP_HINT = "Start the program with asyncio.run(...), or anyio.run(..., backend='asyncio'); without an event loop use keylane.sync."
+"""Of an OtherLoopError where asyncio does not run."""
 NO_THREAD = 0
 """No thread has this identifier."""
 
@@ -81,11 +83,19 @@ class Home:
 
         Raises:
             ForkedError, AlreadyOpenError
+            OtherLoopError: asyncio runs no event loop here.
         """
         self.check_not_forked()
         if self._loop is not None and not self._loop.is_closed():
             raise AlreadyOpenError(f"the {self._what} is open already")
-        self._loop = asyncio.get_running_loop()
+        try:
+            self._loop = asyncio.get_running_loop()
+        except RuntimeError:
+            none = OtherLoopError(
+                f"a {self._what} opens in a running event loop of asyncio, and there is none; keylane does not run on trio"
+            )
+            none.hint = NO_LOOP_HINT
+            raise none from None
         self.thread, self._process_id = get_ident(), os.getpid()
         self._kept = kept
         self.on_fork = on_fork

@@ -13,6 +13,7 @@ from keylane.rpc.program import allow_open_files
 from support.cluster import Cluster
 from support.running import second_chance
 from support.running.examples import choose_examples, has_examples
+from support.running.stack_dumps import StackDumps
 from support.shelves import Shelves
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     second_chance.configure(config)
+    config.pluginmanager.register(StackDumps())
     choose_examples(whole=config.getoption("--whole"))
 
 

@@ -3,6 +3,7 @@
 Invariants
     A handler that runs is waited for, whatever is cancelled: a thread cannot be stopped, so its partition stays until it ends.
     Threads are daemons: a handler that hangs does not keep a program from ending.
+    When the last thread has ended unexpectedly, each handler that waits for one fails, and so does each later one.
     A thread that returns in a forked child ends: the event loop is the parent's.
 """
 
@@ -13,6 +14,8 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
+
+from ...protocol.errors import ConfigError
 
 _Job = tuple[Any, asyncio.Future[Any], asyncio.AbstractEventLoop]
 
@@ -35,7 +38,11 @@ class HandlerThreads:
         self.ends: Callable[[], bool] = lambda: False
         """True if the running task, a worker, is to end itself, not only its handler."""
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._count = count
+        self._count = self._alive = count
+        self._alive_lock = threading.Lock()
+        self._ended: ConfigError | None = None
+        """Why no thread is left."""
+        self._waiting: dict[asyncio.Future[Any], asyncio.AbstractEventLoop] = {}
         for number in range(count):
             name = f"keylane handler {number}"
             threading.Thread(target=self._serve, name=name, daemon=True).start()
@@ -46,6 +53,10 @@ class HandlerThreads:
             return self._handler(given)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
+        self._waiting[future] = loop
+        if self._ended is not None:  # looked at behind that line: the last thread ends what waits
+            del self._waiting[future]
+            raise self._ended
         self._jobs.put((given, future, loop))
         cancelled: asyncio.CancelledError | None = None
         while not future.done():
@@ -53,12 +64,32 @@ class HandlerThreads:
                 await asyncio.wait([future])
             except asyncio.CancelledError as error:
                 cancelled = error
+        self._waiting.pop(future, None)
         if cancelled is not None and self.ends():
             future.exception()
             raise cancelled
         return future.result()
 
     def _serve(self) -> None:
+        try:
+            self._take_jobs()
+        except BaseException as error:  # noqa: BLE001 - of the queue: a handler's are its own
+            self._end(error)
+
+    def _end(self, error: BaseException) -> None:
+        """A thread ends of this error; with the last one, all that waits fails."""
+        with self._alive_lock:
+            self._alive -= 1
+            if self._alive:
+                return
+        self._ended = ConfigError(
+            f"the handler threads have ended, of {type(error).__name__}: {error!s:.200}; where gevent patches the program, "
+            "patch threads and queues alike: patch_all(), or patch_all(thread=False, queue=False)"
+        )
+        for future, loop in list(self._waiting.items()):
+            _tell(loop, future, None, self._ended)
+
+    def _take_jobs(self) -> None:
         while (job := self._jobs.get()) is not None:
             given, future, loop = job
             result, error = None, None

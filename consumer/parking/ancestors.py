@@ -2,26 +2,25 @@
 
     begin ─▶ TakeParked, by pages ─▶ Adopt ─▶ the last page: adopted      nothing parked of an ancestor ─▶ LeaveParked ─▶ told
 
-Invariant
+Invariants
     A child pulls nothing before it has adopted what each of its parents has parked of its range.
+    Given up is what the metaserver says is gone: a broker that lacks an ancestor may stand on an older copy of its data folder.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
 from ...protocol.errors import (
     FencedError,
     KeylaneError,
-    PartitionUnknownError,
     UnreachableError,
 )
 from ...protocol.frames import Acquired, LeaveParked, ParkedTaken, TakeParked
 from ...protocol.parked import Adopt, AncestorTold, decode_adopted
-from ...protocol.routing import Partition
+from ...protocol.routing import Partition, PartitionState
 from .context import ParkContext
 from .park_sender import ParkSender
 
@@ -62,6 +61,12 @@ class Ancestors:
         if address is None or parent_id in self._asked:
             address = await self._address_of(parent_id)
         self._asked.add(parent_id)
+        if address is None:
+            log.warning(
+                "%s: what parent %d had parked is gone with its messages, and is given up",
+                context.log_name, parent_id,
+            )  # fmt: skip
+            return await self._sender.send_now([Adopt(parent_id, (), True)])
         broker, partition = context.broker_at(address), context.grant.partition
         first, taken = 0, 0
         while True:
@@ -84,15 +89,26 @@ class Ancestors:
             )  # fmt: skip
         return version
 
-    async def _address_of(self, partition_id: int) -> str:
-        """The address of a partition's broker, which may have changed since the grant.  Raises KeylaneError."""
+    async def _address_of(self, partition_id: int) -> str | None:
+        """
+        The address of a partition's broker, which may have changed since the grant; None: its messages are gone.
+
+        Raises:
+            UnreachableError: its broker is away.
+            KeylaneError: no metaserver says where it is.
+        """
         history = await self._context.owner.history()
         for part in history.partitions:
-            if part.partition.partition_id == partition_id and part.partition.address:
+            if part.partition.partition_id != partition_id:
+                continue
+            if part.lost or part.partition.state is PartitionState.EXPIRED:
+                return None
+            if part.partition.address:
                 return part.partition.address
-        raise UnreachableError(
-            f"the broker of partition {partition_id} is away, and has parked messages of the group"
-        )
+            raise UnreachableError(
+                f"the broker of partition {partition_id} is away, and has parked messages of the group"
+            )
+        return None
 
     def tell(self) -> None:
         """Begin to tell ancestors that nothing of them is parked any more; what fails is tried at the next call."""
@@ -105,12 +121,12 @@ class Ancestors:
         try:
             await self._refresh()
             for source in self.unneeded:
-                with contextlib.suppress(PartitionUnknownError):
-                    broker = context.broker_at(await self._address_of(source))
+                address = await self._address_of(source)
+                if address is not None:
                     ask = LeaveParked(
                         source, context.who[1], partition.range_start, partition.range_end
                     )
-                    await broker.call(ask)
+                    await context.broker_at(address).call(ask)
                 await self._sender.send_now([AncestorTold(source)])
         except FencedError:
             raise

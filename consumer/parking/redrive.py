@@ -45,6 +45,7 @@ from ...protocol.parked import (
     is_loose,
 )
 from ...protocol.routing import PartitionState
+from ...protocol.text import MAYBE_OLDER_COPY
 from ...rpc.client import BrokerClient
 from ..delivery.client_delivery import ClientDelivery
 from ..delivery.decode import decode_messages
@@ -409,6 +410,6 @@ class Redrives:
 
 def _lacking(source: int, offset: int) -> NotSentError:
     return NotSentError(
-        f"the broker of partition {source} stores nothing at offset {offset}, and may stand on an older copy of its data folder",
+        f"the broker of partition {source} stores nothing at offset {offset}, and {MAYBE_OLDER_COPY}",
         partition_id=source,
     )

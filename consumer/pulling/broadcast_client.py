@@ -21,7 +21,7 @@ from ...protocol.frames import Batches, Read
 from ...protocol.message import Message
 from ...protocol.offsets import AckedOffsets
 from ...protocol.parked import Failure
-from ...protocol.text import counted
+from ...protocol.text import MAYBE_OLDER_COPY, counted
 from ..settings import ConsumerSettings
 from .ack_sender import AckSender, release
 from .messages_in_flight import MessagesInFlight
@@ -141,7 +141,7 @@ class BroadcastClient(PullClient):
                 raise
             # No next token would change that, as it would for the owner of a lease: only the broker's own folder does.
             raise NotSentError(
-                f"its broker stores less than was read there, and may stand on an older copy of its data folder: {error.message}"
+                f"its broker stores less than was read there, and {MAYBE_OLDER_COPY}: {error.message}"
             ) from error
         assert isinstance(answer, Batches)
         self._progress.end_offset = answer.next_offset

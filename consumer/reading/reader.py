@@ -36,7 +36,7 @@ from ...protocol.ids import check_name
 from ...protocol.message import Message
 from ...protocol.operations import PartitionHistory
 from ...protocol.routing import Partition, PartitionState
-from ...protocol.settings import is_within
+from ...protocol.settings import is_within, whole
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections, clean_up
@@ -76,6 +76,8 @@ class _Place:
     next_offset: int
     end: int | None
     """One past the last offset to read; None: whatever is stored."""
+    gives: bool = True
+    """The last read brought messages, or there was none yet: its broker may have more."""
 
 
 class Reader(Resident, Generic[V]):
@@ -138,6 +140,7 @@ class Reader(Resident, Generic[V]):
         """
         check_name("subject", subject)
         self._addresses = addresses_of(meta)
+        partition = partition if (number := whole(partition)) is None else number
         _check_arguments(key=key, partition=partition, where=where, codec=codec)
         self._environment = environment_of(_environment)
         now_ms = self._environment.clock.wall_ms()
@@ -147,8 +150,7 @@ class Reader(Resident, Generic[V]):
         self._subject = subject
         self._key, self._partition = key, partition
         self._tags = None if tags is None else MessageFilter(tags)
-        self._where = where
-        self._codec = codec
+        self._where, self._codec = where, codec
         self._timeout_ms = call_timeout_ms
         self._connections = Connections(
             self._environment.network, timeout_ms=call_timeout_ms, what="reader", wait_s=wait_s, tls=tls, token=token
@@ -413,8 +415,7 @@ class Reader(Resident, Generic[V]):
                 readable = [int(past.partition.partition_id) for past in self._lineage.readable()]
                 if not readable and not (self._follow and self._lineage.lacks_children):
                     return False
-                for first in range(0, len(readable), CHUNKS_MAX):
-                    await self._read_chunks(readable[first : first + CHUNKS_MAX])
+                await self._read_chunks(readable)
                 if unlearnt is not None:
                     raise unlearnt
             except (UnreachableError, PartitionUnknownError, OffsetOutOfRangeError) as error:
@@ -428,11 +429,14 @@ class Reader(Resident, Generic[V]):
         return True
 
     async def _read_chunks(self, readable: list[int]) -> None:
-        """A chunk of each partition; what some have read stays, whatever happens to others."""
-        chunks = (self._chunk(partition_id) for partition_id in readable)
-        for failed in await asyncio.gather(*chunks, return_exceptions=True):
-            if failed is not None:
-                raise failed
+        """A chunk of each partition, CHUNKS_MAX at once; what some have read stays, whatever happens to others."""
+        failures: list[BaseException] = []
+        for first in range(0, len(readable), CHUNKS_MAX):
+            chunks = map(self._chunk, readable[first : first + CHUNKS_MAX])
+            done = await asyncio.gather(*chunks, return_exceptions=True)
+            failures += [failed for failed in done if failed is not None]
+        if failures:
+            raise failures[0]
 
     async def _wait_for_broker(self, error: KeylaneError) -> None:
         """
@@ -469,6 +473,9 @@ class Reader(Resident, Generic[V]):
         """
         Take the addresses of brokers, and finish partitions whose messages are gone.
 
+        The broker of a lost partition may answer still, and another partition may have failed: it is read as far as it gives
+        messages.
+
         Returns:
             Whether the next try is another one: there are such, or a broker has a new address.
         """
@@ -480,8 +487,10 @@ class Reader(Resident, Generic[V]):
                 continue
             address = past.partition.address
             differs |= address is not None and address != place.partition.address
-            place.partition = past.partition
-            if _is_gone(past):
+            gone = _is_gone(past)
+            if not gone or address is not None:
+                place.partition = past.partition
+            if gone and not place.gives:
                 self._leave_out(place, past)
                 differs = True
                 self._failing_since_ms = None
@@ -502,7 +511,7 @@ class Reader(Resident, Generic[V]):
     async def _chunk(self, partition_id: int) -> None:
         """Buffer messages from the place in a partition on."""
         place = self._places[partition_id]
-        offset = place.next_offset
+        offset, place.gives = place.next_offset, False
         try:
             answer, payload = await self._broker(place.partition).call(
                 Read(partition_id, offset, self._chunk_bytes)
@@ -518,7 +527,7 @@ class Reader(Resident, Generic[V]):
             self._buffer.extend(
                 messages if place.end is None else messages[: max(place.end - offset, 0)]
             )
-            place.next_offset = answer.upto
+            place.next_offset, place.gives = answer.upto, True
         if place.end is None:
             ended = answer.sealed and place.next_offset >= answer.next_offset
         else:

@@ -214,8 +214,9 @@ class _Driver:
         offset = from_json(start)
         if self._idle:
             await asyncio.sleep(POLL_S)
-        view = self._view = await self._watch.look(offset)
-        self._check(view, offset)
+        view = self._view = await self._look(offset, reached=offset)
+        for lost in lost_ranges(view, offset):
+            self._lose(view, lost)
         if self._progress is not None:
             await self._watch.patiently(partial(self._progress.begin, view, offset))
         ends = await self._bounds()
@@ -262,19 +263,20 @@ class _Driver:
             return self._target if self._ends is None else self._ends
         return {number: min(end, self._ends.get(number, 0)) for number, end in self._target.items()}
 
-    def _check(self, view: View, offset: StreamOffset) -> None:
-        check_subjects(offset, self._watch.subjects)
-        for number, at in offset.offsets.items():
-            stored = view.stored.get(number)
-            if stored is not None and at > stored.end:
-                raise CheckpointMismatchError(
-                    f"the checkpoint is at offset {at} of partition {number}, which ends at {stored.end}",
-                    partition_id=number,
-                    offset=at,
-                    next_offset=stored.end,
-                )
-        for lost in lost_ranges(view, offset):
-            self._lose(view, lost)
+    async def _look(self, offset: StreamOffset, *, reached: StreamOffset) -> View:
+        """
+        What there is to read behind `offset`.
+
+        Raises:
+            CheckpointMismatchError: the checkpoint, which has `reached`, is of other subjects; or a broker stores less, and for
+                BEHIND_MS has not stored more: it stands on an older copy of its data folder.
+        """
+
+        def too_little(view: View) -> CheckpointMismatchError | None:
+            check_subjects(reached, self._watch.subjects)
+            return _too_little(view, reached)
+
+        return await self._watch.look_behind(offset, too_little)
 
     def _lose(self, view: View, lost: LostRange) -> None:
         """Raises DataLossError, or logs the loss once where the options allow it."""
@@ -307,9 +309,8 @@ class _Driver:
         begin, stop = from_json(start), from_json(end)
         view = self._view
         if view is None:
-            view = self._view = await self._watch.look(
-                stop.origin if begin.initial and stop.origin is not None else begin
-            )
+            first = stop.origin if begin.initial and stop.origin is not None else begin
+            view = self._view = await self._look(first, reached=stop)
         check_subjects(begin, self._watch.subjects)
         check_subjects(stop, self._watch.subjects)
         ranges = [
@@ -349,6 +350,20 @@ class _Driver:
         if wanted.start < first:
             self._lose(view, LostRange(wanted.partition_id, wanted.start, min(first, wanted.end)))
         return None if first >= wanted.end else replace(wanted, start=max(wanted.start, first))
+
+
+def _too_little(view: View, reached: StreamOffset) -> CheckpointMismatchError | None:
+    """The error of the first partition that stores less than the stream has reached; None: there is none."""
+    for number, at in reached.offsets.items():
+        stored = view.stored.get(number)
+        if stored is not None and at > stored.end:
+            return CheckpointMismatchError(
+                f"the checkpoint is at offset {at} of partition {number}, which ends at {stored.end}",
+                partition_id=number,
+                offset=at,
+                next_offset=stored.end,
+            )
+    return None
 
 
 def _planned(view: View, wanted: BatchRange) -> PlannedRange:

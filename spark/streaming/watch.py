@@ -23,7 +23,7 @@ from ...protocol.errors import (
 )
 from ...protocol.routing import Partition, PartitionState, Route, logical_partition
 from ...rpc.client import CALL_TIMEOUT_MS, BrokerClient, MetaClient
-from ...rpc.connections import Connections
+from ...rpc.connections import Connections, clean_up
 from ...rpc.environment import Environment, environment_of
 from ...rpc.http_network import HttpNetwork
 from .batches import finished
@@ -35,6 +35,8 @@ log = logging.getLogger("keylane.spark")
 
 PATIENCE_MS = 60_000
 """How long a metaserver or a broker may be away before the query fails."""
+BEHIND_MS = 10_000
+"""How long a broker may store less than the stream has read of it, as of `Reader`: its folder may be about to be replaced."""
 CALLS_MAX = 32
 """Partitions that are asked for at once."""
 LINEAGE_MS = 1_000
@@ -80,10 +82,15 @@ class Watch:
         self._meta = MetaClient(self._connections.open(), self._options.meta)
 
     async def close(self) -> None:
-        """Close every connection."""
-        await self._connections.close()
-        if self._own is not None:
-            await self._own.close()
+        """Close every connection; a cancellation is raised when that is done."""
+        await clean_up(self._end())
+
+    async def _end(self) -> None:
+        try:
+            await self._connections.close()
+        finally:
+            if self._own is not None:
+                await self._own.close()
 
     async def look(self, offset: StreamOffset | None = None) -> View:
         """
@@ -97,6 +104,27 @@ class Watch:
         if missing:
             raise self._no_partition("partitions", missing[0])
         return view
+
+    async def look_behind(
+        self, offset: StreamOffset, check: Callable[[View], KeylaneError | None]
+    ) -> View:
+        """
+        As `look`, again and again for BEHIND_MS while `check` says that a broker stores too little.
+
+        Raises:
+            KeylaneError: what `check` says still.
+        """
+        until_ms = self._clock.boot_ms() + BEHIND_MS
+        while True:
+            view = await self.look(offset)
+            error = check(view)
+            if error is None:
+                return view
+            if self._clock.boot_ms() >= until_ms:
+                raise error
+            log.info("stream of %s: %s", ", ".join(self._options.subjects), error.message)
+            self._lineage = None
+            await asyncio.sleep(self._pauses.next_ms() / 1000)
 
     async def places(self, view: View, bound: ReadBound) -> dict[int, int]:
         """The offset that a bound means in each partition of a view whose data is not gone."""

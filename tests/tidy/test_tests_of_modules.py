@@ -142,7 +142,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/consumer/handling/test_arrow_stream.py": "pulled_batch",
     },
     "consumer/parking": {
-        "integration/parking/test_parked_keys.py": "ancestors context park_sender setting_aside",
+        "integration/parking/test_parked_keys.py": "context park_sender setting_aside",
         "integration/parking/test_retries.py": "retrying",
     },
     "consumer/pulling": {

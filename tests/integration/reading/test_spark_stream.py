@@ -207,8 +207,28 @@ def test_checkpoint_of_another_subject_is_refused(shared_cluster, subject):
         reader.latestOffset(query.start(), ReadAllAvailable())
 
 
-def test_checkpoint_beyond_the_end_of_a_partition_is_refused(shared_cluster, subject):
-    """The broker has an older copy of its folder, or the checkpoint was changed."""
+def test_stream_waits_when_a_broker_stores_less_than_it_has_read(shared_cluster, subject):
+    """The broker stands on an older copy of its folder, and the original comes back."""
+    with streaming(shared_cluster.meta, subject) as reader:
+        offset = reader.initialOffset()
+        number = min(offset["offsets"])
+        ahead = {**offset, "offsets": {**offset["offsets"], number: 300}}
+        comes_back = threading.Timer(
+            0.5, lambda: asyncio.run(send(shared_cluster.meta, subject, range(300, 1_500)))
+        )
+        comes_back.start()
+        try:
+            end = reader.latestOffset(ahead, ReadAllAvailable())
+        finally:
+            comes_back.join()
+        assert end["offsets"][number] >= 300
+    with streaming(shared_cluster.meta, subject) as restarted:
+        assert restarted.partitions(ahead, end)
+
+
+def test_checkpoint_beyond_the_end_of_a_partition_is_refused(shared_cluster, subject, monkeypatch):
+    """The broker stays on an older copy of its folder, or the checkpoint was changed; so a batch that was planned is refused."""
+    monkeypatch.setattr(watch, "BEHIND_MS", 300)
     with streaming(shared_cluster.meta, subject) as reader:
         offset = reader.initialOffset()
         number = min(offset["offsets"])
@@ -216,6 +236,9 @@ def test_checkpoint_beyond_the_end_of_a_partition_is_refused(shared_cluster, sub
         with pytest.raises(CheckpointMismatchError) as caught:
             reader.latestOffset(ahead, ReadAllAvailable())
         assert (caught.value.partition_id, caught.value.offset) == (int(number), 10_000)
+    with streaming(shared_cluster.meta, subject) as restarted:
+        with pytest.raises(CheckpointMismatchError):
+            restarted.partitions(offset, ahead)
 
 
 @pytest.mark.parametrize(

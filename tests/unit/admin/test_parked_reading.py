@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from keylane.admin.parked_reading import ParkedRow, view_of_rows, views_by_error
+import pytest
+
+from keylane.admin.parked_reading import ParkedReader, ParkedRow, view_of_rows, views_by_error
 from keylane.admin.parked_views import ParkedKeyView
+from keylane.protocol.errors import KeylaneError, OffsetOutOfRangeError
+from keylane.protocol.frames import Batches
 from keylane.protocol.parked import Failure, ParkState
+from unit.consumer.reading.test_lineage_order import past
 
 FIRST = Failure("TimeoutError", "the bank", "c", 7, 5)
 LAST = Failure("TimeoutError", "the bank", "d", 9, 5)
@@ -36,3 +41,33 @@ def test_messages_of_which_nothing_is_known_have_the_failure_of_their_partition(
     assert views_by_error(LETTERS, [ParkedRow(7, 0, 9)]) == [LETTERS]
     (some,) = views_by_error(LETTERS, [ParkedRow(7, 0, 4)])
     assert (some.messages, some.failure) == (4, None)
+
+
+class Telling:
+    """A broker that answers each read alike."""
+
+    def __init__(self, told: KeylaneError | Batches) -> None:
+        self.told = told
+
+    async def call(self, _request):
+        if isinstance(self.told, KeylaneError):
+            raise self.told
+        return self.told, b""
+
+
+@pytest.mark.parametrize(
+    ("told", "problem"),
+    [
+        (OffsetOutOfRangeError(offset=5, first_offset=7, next_offset=9), "not stored any more"),
+        (OffsetOutOfRangeError(offset=5, first_offset=0, next_offset=3), "older copy"),
+        (Batches(0, 5, 5, False), "older copy"),
+    ],
+    ids=["removed", "a copy that ends before", "a copy that ends there"],
+)
+async def test_parked_message_is_called_gone_only_when_retention_has_removed_it(told, problem):
+    served = {7: past(7, 0, 1024).partition}
+    reader = ParkedReader("s", served, lambda _partition: Telling(told))
+    read = await reader.read(7, 5)
+    assert read.message is None
+    assert problem in read.problem
+    assert "not stored any more" in (await reader.read(8, 5)).problem

@@ -186,6 +186,31 @@ async def test_partition_that_is_not_drained_gives_nothing_away(desk: ParkedDesk
     assert not desk.parked.frozen
 
 
+class HeardOf:
+    """A data folder that metaservers have not refused, nor accepted yet."""
+
+    set_aside = ""
+    asked = True
+    accepted = False
+
+
+async def test_folder_that_may_be_an_older_copy_does_not_say_that_nothing_is_parked(
+    desk: ParkedDesk,
+):
+    """It lacks the group: the child's owner would give up what the original has."""
+    desk.parking._standing = folder = HeardOf()
+    with pytest.raises(GroupBusyError, match="older copy"):
+        await desk.take(group="other")
+    with pytest.raises(GroupBusyError, match="older copy"):
+        await desk.take()
+    await desk.ack(1, (0, 40))
+    _, durable = desk.store.seal(1)
+    await durable
+    assert await desk.take() == ([], None)
+    folder.accepted = True
+    assert await desk.take(group="other") == ([], None)
+
+
 async def test_children_take_each_key_once_and_loose_messages_go_to_one(desk: ParkedDesk):
     await drained(desk)
     middle = max(map(logical_partition, (b"a", b"b")))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 
 import pytest
 
 from keylane import LogicQueue, ProducerSettings
+from keylane.producer.placing import chosen_place
 from keylane.protocol.errors import (
     ConfigError,
     InvalidRequestError,
@@ -205,3 +207,25 @@ async def test_placed_message_waits_in_its_turn_when_the_queue_is_full():
 def test_partitioner_is_refused_when_it_cannot_be_called():
     with pytest.raises(ConfigError, match="partitioner"):
         producer_on(ScriptedNetwork(), partitioner=5)
+
+
+class Lane(enum.IntEnum):
+    """Queues with names."""
+
+    FAST = 3
+
+
+class Indexed:
+    """A whole number of another library, as of numpy."""
+
+    def __index__(self) -> int:
+        return 5
+
+
+def test_queue_is_a_whole_number_of_any_type_and_no_bool():
+    chosen = [chosen_place(queue, None, b"").number for queue in (Lane.FAST, Indexed())]
+    assert chosen == [3, 5]
+    assert [type(number) for number in chosen] == [int, int]
+    for refused in (True, 3.0, "3"):
+        with pytest.raises(InvalidRequestError):
+            chosen_place(refused, None, b"")

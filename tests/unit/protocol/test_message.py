@@ -118,3 +118,11 @@ def test_message_prints_short_however_large_it_is():
     assert len(repr(large)) < 700
     assert f"… ({MESSAGE_BYTES_MAX} bytes)" in repr(large)
     assert repr(large).isprintable()
+
+
+def test_message_is_a_member_of_sets_by_its_place():
+    """Equal messages have one place; another try of a message is another one."""
+    first = Message("s", b"k", b"v", 7, 1, 0)
+    same, later = Message("s", b"k", b"v", 7, 1, 0), Message("s", b"k", b"v", 8, 1, 0)
+    assert {first, same, later} == {first, later}
+    assert hash(first) == hash(Message("s", b"k", b"v", 7, 1, 0, attempt=2))

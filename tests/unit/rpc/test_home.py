@@ -19,7 +19,7 @@ from keylane.protocol.errors import (
     OtherLoopError,
 )
 from keylane.rpc.connections import Connections
-from keylane.rpc.home import held_here, nowhere
+from keylane.rpc.home import Home, held_here, nowhere
 from support.forked import Child, error_of
 
 
@@ -189,3 +189,10 @@ async def test_place_is_held_by_its_own_thread_when_others_ask():
     assert here()
     assert not await asyncio.to_thread(here)
     assert not nowhere()
+
+
+def test_client_says_that_keylane_runs_on_asyncio_when_no_event_loop_does():
+    """As under trio.run."""
+    with pytest.raises(OtherLoopError, match="asyncio") as caught:
+        Home("reader").enter(None, lambda: None)
+    assert "keylane.sync" in caught.value.hint

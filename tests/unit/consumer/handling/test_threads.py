@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from keylane import NACK, Message
+from keylane import NACK, ConfigError, Message
 from keylane.consumer.handling.threads import HandlerThreads
 from keylane.consumer.handling.workers import Workers
 from support.cluster import eventually
@@ -141,3 +141,34 @@ async def test_thread_ends_when_it_returns_in_a_forked_child():
     threads._jobs.put((7, future, loop))
     await eventually(lambda: not thread.is_alive())
     assert not future.done()
+
+
+class Patched:
+    """A queue of greenlets in a real thread, as of gevent's patch_all(thread=False)."""
+
+    def get(self) -> None:
+        raise RuntimeError("This operation would block forever")
+
+    def put(self, _job: object) -> None:
+        """It reaches no thread."""
+
+
+async def test_handler_fails_with_advice_when_its_threads_have_ended():
+    """The one that waits as well as later ones: a hand-over would wait for them without limit."""
+    threads = HandlerThreads(lambda message: message, 2, forked=lambda: False)
+    assert await threads.run(7) == 7
+    _break(threads)
+    waiting = asyncio.create_task(threads.run(9))
+    async with asyncio.timeout(20):
+        with pytest.raises(ConfigError, match=r"would block forever.*patch_all"):
+            await waiting
+        with pytest.raises(ConfigError, match="patch_all"):
+            await threads.run(9)
+
+
+def _break(threads: HandlerThreads) -> None:
+    """Have the threads find a patched queue, as soon as each has done a job of the present one."""
+    present, threads._jobs = threads._jobs, Patched()
+    loop = asyncio.get_running_loop()
+    for _ in range(2):
+        present.put((0, loop.create_future(), loop))

@@ -68,6 +68,7 @@ def test_partition_that_is_lost_is_left_out_with_a_warning(caplog):
 def test_following_reader_leaves_out_what_is_gone_meanwhile(gone, caplog):
     """The broker that had it does not answer any more, or does not know it."""
     reader, place = reader_at(3, None)
+    place.gives = False
     with caplog.at_level(logging.WARNING):
         assert reader._look_anew([past(7, 0, 1024, **gone), past(9, 0, 1024)])
     assert (reader._places, reader._lineage.left) == ({}, frozenset())
@@ -80,12 +81,14 @@ def test_following_reader_leaves_out_what_is_gone_meanwhile(gone, caplog):
 @pytest.mark.parametrize("only", [None, 7])
 def test_following_reader_is_through_when_what_it_has_read_is_gone(only, caplog):
     """Nothing of it is left out."""
-    reader, _ = reader_at(3, None, partition=only)
+    reader, place = reader_at(3, None, partition=only)
+    place.gives = False
     gone = at("b:1", state=PartitionState.EXPIRED)
     with caplog.at_level(logging.WARNING):
         assert reader._look_anew([replace(gone, end_offset=3)])
     assert (reader._places, caplog.text) == ({}, "")
-    reader, _ = reader_at(2, None, partition=7)
+    reader, place = reader_at(2, None, partition=7)
+    place.gives = False
     with pytest.raises(PartitionUnknownError, match="are gone"):
         reader._look_anew([replace(gone, end_offset=3)])
 
@@ -135,6 +138,50 @@ async def test_reader_reads_what_it_knows_when_no_metaserver_tells_what_continue
     reader._meta, reader._connections = Away(), ToBrokers(Busy())
     assert await reader._fill()
     assert [message.offset for message in reader._buffer] == [4, 5]
+
+
+class Giving:
+    """Answers reads of partition 7, which ends at `end`, and of no other one."""
+
+    address = "b:1"
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+
+    async def call(self, request: Read) -> tuple[Batches, bytes]:
+        if request.partition_id != 7:
+            raise NotSentError(address=self.address)
+        if request.offset >= self.end:
+            return Batches(0, self.end, self.end, False), b""
+        return Batches(0, self.end, request.offset + 2, False), bytes(stored(request.offset))
+
+
+async def test_reader_reads_a_lost_partition_as_far_as_its_old_broker_gives_messages(
+    caplog, monkeypatch
+):
+    """Another partition fails, so the reader learns of the loss."""
+    reader, _ = reader_at(0, None, follow=True)
+    other = past(9, 0, 1024, state=OPEN)
+    other = replace(other, partition=replace(other.partition, address="b:1"))
+    reader._lineage.learn([other])
+    reader._places[9] = _Place(other.partition, 0, None)
+    lost = at(None, state=PartitionState.SEALED, lost=True)
+
+    class Knowing:
+        async def history(self, subject: str) -> SubjectHistory:
+            return SubjectHistory(subject=subject, route_version=2, partitions=[lost, other])
+
+    reader._meta, reader._connections = Knowing(), ToBrokers(Giving(4))
+    for upto in (2, 4):
+        assert await reader._fill()
+        assert [message.offset for message in reader._buffer] == [upto - 2, upto - 1]
+        assert reader._places[7].next_offset == upto
+        reader._buffer.clear()
+    monkeypatch.setattr("keylane.consumer.reading.reader.GIVE_UP_MS", 0)
+    with caplog.at_level(logging.WARNING), pytest.raises(NotSentError):
+        await reader._fill()
+    assert "from offset 4 on is not read" in caplog.text
+    assert list(reader._places) == [9]
 
 
 class OlderCopy:
