@@ -315,8 +315,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
                 self._skip_removed(error)
             except KeylaneError as error:
                 self._on(PullEvent.FAILED)
-                self.waiting_for = error.message
-                log.info("%s: %s", self.log_name, error.message)
+                self._note_pull_failed(error, self._pauses.failures)
                 await asyncio.sleep(self._pauses.next_ms() / 1000)
 
     @property

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 from ...protocol.clock import Clock
+from ...protocol.errors import KeylaneError
 from ...protocol.frames import Acked
 from ...protocol.message import Message
 from ...protocol.parked import Failure
@@ -24,6 +26,10 @@ from .progress import Position, PullProgress
 from .pull_chain import PullChain
 from .pull_gate import PAUSED, PullGate
 from .pull_owner import PullOwner
+
+log = logging.getLogger("keylane.consumer")
+WARN_AFTER = 8
+"""Failures of pulls in a row, after about 5 s of pauses."""
 
 
 class PullViews(ABC):
@@ -58,6 +64,12 @@ class PullViews(ABC):
     _progress: PullProgress
     _settings: ConsumerSettings
     _subject: str
+
+    def _note_pull_failed(self, error: KeylaneError, failures: int) -> None:
+        """Show why nothing is pulled; `failures` counts those before, in a row.  What lasts is logged as a warning, once."""
+        self.waiting_for = error.message
+        level = logging.WARNING if failures == WARN_AFTER else logging.INFO
+        log.log(level, "%s: %s", self.log_name, error.message)
 
     @property
     def log_name(self) -> str:

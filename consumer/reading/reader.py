@@ -79,6 +79,11 @@ class _Place:
     gives: bool = True
     """The last read brought messages, or there was none yet: its broker may have more."""
 
+    def learn(self, past: PartitionHistory) -> None:
+        """Take what is known of the partition now; one whose messages are gone is read where it was, while that broker answers."""
+        if not _is_gone(past) or past.partition.address is not None:
+            self.partition = past.partition
+
 
 class Reader(Resident, Generic[V]):
     """
@@ -398,7 +403,7 @@ class Reader(Resident, Generic[V]):
             partition_id = int(partition.partition_id)
             if partition_id in self._lineage.left:
                 place = self._places.setdefault(partition_id, _Place(partition, 0, None))
-                place.partition = partition
+                place.learn(past)
                 self._positions.setdefault(partition_id, 0)
 
     def _broker(self, partition: Partition) -> BrokerClient:
@@ -487,10 +492,8 @@ class Reader(Resident, Generic[V]):
                 continue
             address = past.partition.address
             differs |= address is not None and address != place.partition.address
-            gone = _is_gone(past)
-            if not gone or address is not None:
-                place.partition = past.partition
-            if gone and not place.gives:
+            place.learn(past)
+            if _is_gone(past) and not place.gives:
                 self._leave_out(place, past)
                 differs = True
                 self._failing_since_ms = None

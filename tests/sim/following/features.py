@@ -137,10 +137,10 @@ class FollowedFeatureWorld(Following, FeatureWorld):
 
     def _dropped(self) -> dict[int, list[Event]]:
         """By partition that was dropped: its range, and every message that was stored there."""
-        found: dict[int, list[Event]] = {}
+        dropped: dict[int, list[Event]] = {}
         for broker in self.brokers:
             assert isinstance(broker, DroppingBrokerHost)
             for number, events in broker.dropped.items():
                 if broker.subjects[number] == self.followed:
-                    found[number] = [*events.values(), *broker.removed.before(number, MAX_I64)]
-        return found
+                    dropped[number] = [*events.values(), *broker.removed.before(number, MAX_I64)]
+        return dropped

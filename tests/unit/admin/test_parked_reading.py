@@ -43,7 +43,7 @@ def test_messages_of_which_nothing_is_known_have_the_failure_of_their_partition(
     assert (some.messages, some.failure) == (4, None)
 
 
-class Telling:
+class OwnerOfAncestor:
     """A broker that answers each read alike."""
 
     def __init__(self, told: KeylaneError | Batches) -> None:
@@ -66,7 +66,7 @@ class Telling:
 )
 async def test_parked_message_is_called_gone_only_when_retention_has_removed_it(told, problem):
     served = {7: past(7, 0, 1024).partition}
-    reader = ParkedReader("s", served, lambda _partition: Telling(told))
+    reader = ParkedReader("s", served, lambda _partition: OwnerOfAncestor(told))
     read = await reader.read(7, 5)
     assert read.message is None
     assert problem in read.problem

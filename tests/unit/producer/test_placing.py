@@ -209,7 +209,7 @@ def test_partitioner_is_refused_when_it_cannot_be_called():
         producer_on(ScriptedNetwork(), partitioner=5)
 
 
-class Lane(enum.IntEnum):
+class Road(enum.IntEnum):
     """Queues with names."""
 
     FAST = 3
@@ -223,7 +223,7 @@ class Indexed:
 
 
 def test_queue_is_a_whole_number_of_any_type_and_no_bool():
-    chosen = [chosen_place(queue, None, b"").number for queue in (Lane.FAST, Indexed())]
+    chosen = [chosen_place(queue, None, b"").number for queue in (Road.FAST, Indexed())]
     assert chosen == [3, 5]
     assert [type(number) for number in chosen] == [int, int]
     for refused in (True, 3.0, "3"):

@@ -18,7 +18,7 @@ GONE = [{"lost": True}, {"state": PartitionState.EXPIRED}]
 NO_SUCH = PartitionUnknownError(partition_id=ANCESTOR)
 
 
-class Refusing(ScriptedBroker):
+class Silent(ScriptedBroker):
     """Has an older copy from before the ancestor."""
 
     address = AncestorBroker.address
@@ -30,9 +30,9 @@ class Refusing(ScriptedBroker):
         return await super().call(request, payload, wait_ms=wait_ms)
 
 
-async def told_by(home: HomeBroker, owner: KnowingOwner) -> Refusing:
+async def told_by(home: HomeBroker, owner: KnowingOwner) -> Silent:
     """Have the ancestor told that nothing of it is needed; its broker."""
-    away = Refusing()
+    away = Silent()
     async with opened(PullClient, home, owner, ConsumerSettings(), others=(away,)) as client:
         ancestors = client.parking._ancestors
         ancestors.unneeded = (ANCESTOR,)
@@ -55,7 +55,7 @@ async def test_ancestor_counts_as_told_only_when_its_broker_has_heard_it():
 
 @pytest.mark.parametrize("gone", GONE)
 async def test_ancestor_counts_as_told_when_its_messages_are_gone(gone):
-    """Nobody is asked."""
+    """No broker is asked."""
     home = HomeBroker()
     away = await told_by(home, KnowingOwner(**gone))
     assert away.requests == []
@@ -65,7 +65,7 @@ async def test_ancestor_counts_as_told_when_its_messages_are_gone(gone):
 async def adopted_from(home: HomeBroker, owner: KnowingOwner) -> None:
     """Have what the parent has parked taken over."""
     parent = past(ANCESTOR, 0, 1024).partition
-    async with opened(PullClient, home, owner, ConsumerSettings(), others=(Refusing(),)) as client:
+    async with opened(PullClient, home, owner, ConsumerSettings(), others=(Silent(),)) as client:
         await client.parking._ancestors._adopt(parent)
 
 
@@ -79,7 +79,7 @@ async def test_child_takes_nothing_over_when_the_broker_of_its_parent_lacks_it()
 
 @pytest.mark.parametrize("gone", GONE)
 async def test_child_goes_on_when_the_disk_of_its_parent_is_lost(gone, caplog):
-    """What was parked there is given up, with a warning: a child that waits for it serves nobody."""
+    """What was parked there is given up, with a warning: a child that waits for it gives no message."""
     home = HomeBroker()
     await adopted_from(home, KnowingOwner(**gone))
     assert home.changes == [Adopt(ANCESTOR, (), True)]

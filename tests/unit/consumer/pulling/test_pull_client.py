@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -17,6 +18,7 @@ from keylane.protocol.errors import (
     OffsetOutOfRangeError,
     OutcomeUnknownError,
     OverloadedError,
+    ServerTooOldError,
 )
 from keylane.protocol.frames import (
     Ack,
@@ -103,6 +105,19 @@ async def test_partition_is_handed_over_when_the_broker_has_less_than_was_pulled
         await eventually(lambda: owner.ended)
         assert len(broker.asked(Pull)) == 1
         assert owner.messages == []
+
+
+async def test_pulls_that_keep_failing_are_a_warning_once(caplog):
+    """A broker of another version refuses each: the consumer holds the partition, and gets nothing."""
+    refused = ServerTooOldError(
+        "this client is too new for the server", client="0.9.0", server="0.1.0"
+    )
+    broker = ScriptedBroker(*[refused] * 12, batches=1)
+    with caplog.at_level(logging.INFO, "keylane.consumer"):
+        async with pulling(broker) as (_, owner):
+            await eventually(lambda: len(owner.messages) == 2)
+    told = [record.levelname for record in caplog.records if "too new" in record.message]
+    assert told == ["INFO"] * 8 + ["WARNING"] + ["INFO"] * 3
 
 
 async def test_fenced_client_releases_nothing():
