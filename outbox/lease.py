@@ -1,6 +1,6 @@
 """The lease: one process sends.  Each take has a higher token, and every write of a holder checks its token first.
 
-A holder that was suspended finds its token passed and stops.  Until then it can only send batches that were recorded,
+A holder that was suspended finds its token passed and stops; PostgreSQL ends the transaction in which it stood still.  Until then it can only send batches that were recorded,
 which the broker recognizes or refuses.  So the time of the lease, the database's, decides only how soon another process
 takes over.  I/O: SQL.
 """
@@ -13,6 +13,9 @@ from sqlalchemy.engine import Connection
 from .settings import LEASE_MS_MAX
 from .tables import OutboxTables, database_ms
 
+IDLE_MS_MIN = 5_000
+"""PostgreSQL ends a transaction that has the lease's row locked once it was idle for the time of the lease, and for this long."""
+
 
 class TokenPassedError(Exception):
     """Another process took the lease, or an operator changed rows: what this process knows of them is outdated."""
@@ -22,6 +25,7 @@ def take(connection: Connection, tables: OutboxTables, *, owner: str, lease_ms: 
     """The token of the lease, taken for `lease_ms`; None while it is another live process's."""
     lease = tables.lease
     now = database_ms()
+    _end_when_idle(connection, lease_ms)
     # A time further away than any lease was written before the clock was set back.
     free = sa.or_(
         lease.c.until_ms < now, lease.c.until_ms > now + LEASE_MS_MAX, lease.c.owner == owner
@@ -44,6 +48,7 @@ def renew(connection: Connection, tables: OutboxTables, *, token: int, lease_ms:
     Raises:
         TokenPassedError: another process has taken it.
     """
+    _end_when_idle(connection, lease_ms)
     _set_until(connection, tables, token, database_ms() + lease_ms)
 
 
@@ -55,6 +60,7 @@ def release(connection: Connection, tables: OutboxTables, *, token: int) -> None
 def pass_token(connection: Connection, tables: OutboxTables) -> None:
     """Lock the lease's row and have its holder read everything again; for changes by an operator."""
     lease = tables.lease
+    _end_when_idle(connection, IDLE_MS_MIN)
     connection.execute(sa.update(lease).values(token=lease.c.token + 1, until_ms=0, owner=""))
 
 
@@ -65,3 +71,15 @@ def _set_until(
     done = connection.execute(sa.update(lease).where(lease.c.token == token).values(until_ms=until))
     if done.rowcount == 0:
         raise TokenPassedError
+
+
+def _end_when_idle(connection: Connection, lease_ms: int) -> None:
+    """
+    Have PostgreSQL end this transaction if this process stands still in it.
+
+    It keeps the lease's row locked: no other process could take the lease, or close its outbox, before it goes on.
+    """
+    if connection.dialect.name == "postgresql":
+        setting = sa.literal("idle_in_transaction_session_timeout")
+        idle_ms = sa.literal(str(max(lease_ms, IDLE_MS_MIN)))
+        connection.execute(sa.select(sa.func.set_config(setting, idle_ms, sa.true())))

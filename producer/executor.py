@@ -134,7 +134,7 @@ class Executor:
         """Take the open batch, and begin another."""
         batch, self.open = self.open, OutgoingBatch(self._loop)
         count = batch.count = len(batch.values)
-        self._budget.enter(count, batch.full_size - batch.room)
+        self._budget.enter(count, batch.full_size - batch.room, expired=batch.expired)
         return batch
 
     def filled(self) -> None:

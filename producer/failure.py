@@ -18,6 +18,7 @@ from ..protocol.errors import (
     OverloadedError,
     PartitionUnknownError,
     ProducerFencedError,
+    RetryRule,
     SequenceGapError,
     SequenceReusedError,
     StaleRouteError,
@@ -60,6 +61,13 @@ _TRY_AGAIN = (
     InternalError,
     StorageError,
 )
+
+
+def _may_pass(error: KeylaneError) -> bool:
+    """True if the broker may take the same batch later: after a quota is free again, too."""
+    return isinstance(error, _TRY_AGAIN) or error.retry is RetryRule.LATER
+
+
 REFUSED = (StrategyMismatchError, SubjectDeletedError)
 """Refusals of a route after which no message of the subject can be sent: its strategy was changed, or it was deleted."""
 NOT_HERE = (PartitionUnknownError, WrongBrokerError)
@@ -108,10 +116,10 @@ def decide_after_failure(
     if may_be_stored and hopeless and stage is WaitStage.ENDLESS:
         return Step.GIVE_UP
     exhausted = stage is WaitStage.EXHAUSTED
-    unbound = left and not doubtful and isinstance(error, _TRY_AGAIN)
+    unbound = left and not doubtful and _may_pass(error)
     if unbound or (isinstance(error, (StaleRouteError, *NOT_HERE)) and not may_be_stored):
         return Step.GIVE_UP if exhausted else Step.NEW_ROUTE
-    if not isinstance(error, (*_TRY_AGAIN, *NOT_HERE)) or exhausted:
+    if not (_may_pass(error) or isinstance(error, NOT_HERE)) or exhausted:
         return Step.GIVE_UP
     if stage is not WaitStage.DUE:
         return Step.AGAIN

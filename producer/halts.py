@@ -3,7 +3,8 @@
     deadline passed ─▶ the message is given up and its key halted ─▶ newer messages of the key that were never sent are
     given up too, and `send` refuses the key ─▶ the caller calls `resume`, and sends them again in order
 
-A message in flight cannot be taken out of its batch: its future raises UNKNOWN, and its batch is still sent.
+A message in flight cannot be taken out of its batch: its future raises UNKNOWN, and its batch is still sent, to a newer
+partition too: newer messages of the key may be in flight behind it, and are not stored without it.
 """
 
 from __future__ import annotations

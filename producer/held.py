@@ -126,9 +126,9 @@ class HeldMessages:
         if last is None or self.is_full(last, len(batch.values[index])):
             last = self._new_batch()
             self.batches.insert(len(self.batches) - 1, last)
-        size = last.size
+        size, expired = last.size, last.expired
         last.adopt(batch, index)
-        self._budget.enter(1, last.size - size)
+        self._budget.enter(1, last.size - size, expired=last.expired - expired)
         return last
 
     def give_up(self, error: KeylaneError) -> None:

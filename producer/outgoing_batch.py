@@ -127,7 +127,7 @@ class OutgoingBatch:
         self.origins: list[tuple[OutgoingBatch, int]] | None = None
         """By index: the batch and index where the future of an adopted message looks; None if none are adopted."""
         self.expired = 0
-        """How many messages were given up before the batch was settled."""
+        """How many of its messages were given up early."""
         self._reported: set[int] | None = None
         self._waiters: dict[int, asyncio.Future[None]] | None = None
         self.waiting: dict[asyncio.Future[None], None] = {}
@@ -202,6 +202,7 @@ class OutgoingBatch:
         elif batch.failed_at_ms is None or batch.failed_at_ms > self.failed_at_ms:
             self.failed_at_ms = batch.failed_at_ms
         here = len(self)
+        self.expired += bool(batch.expired) and batch.settled(index)
         self.origins.append(batch.origins[index] if batch.origins else (batch, index))
         self.add(
             batch.keys[index], batch.values[index], batch.properties_of(index), batch.time_of(index)
@@ -218,10 +219,10 @@ class OutgoingBatch:
     def divided(
         self, takes: Callable[[int], bool]
     ) -> tuple[OutgoingBatch | None, OutgoingBatch | None]:
-        """Two new batches of the unsettled messages: those that `takes(index)` is True for, and the others.  None for empty."""
+        """Two new batches of the messages that are not withdrawn: those that `takes(index)` is True for, and the others.  None for empty."""
         parts: list[OutgoingBatch | None] = [None, None]
         for index in range(len(self)):
-            if self.expired and self.settled(index):
+            if self.expired and self.is_withdrawn(index):
                 continue
             side = 0 if takes(index) else 1
             part = parts[side]
@@ -496,6 +497,18 @@ class OutgoingBatch:
         if isinstance(outcome, list):
             return outcome[index] is not None
         return outcome is not None
+
+    def is_withdrawn(self, index: int) -> bool:
+        """
+        True if message `index` was given up, and is not sent any more.
+
+        A message with a key that was given up in flight goes wherever its batch goes: newer ones of its key that were in
+        flight behind it may not be stored without it.
+        """
+        origin, at = (self, index) if self.origins is None else self.origins[index]
+        outcome = origin.outcome[at] if isinstance(origin.outcome, list) else origin.outcome
+        sent_on = isinstance(outcome, GivenUp) and outcome.doubtful and not self.is_free(index)
+        return outcome is not None and not sent_on
 
     def waited_for(self, index: int) -> asyncio.Future[None]:
         """An asyncio future that is done when message `index` is settled, or when it must be asked for again."""

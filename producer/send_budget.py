@@ -77,9 +77,9 @@ class SendBudget:
         if self._when_full is not None:
             self._when_full()
 
-    def enter(self, messages: int, size: int) -> None:
-        """Count messages that were queued, of `size` bytes in their batch."""
-        self.messages += messages
+    def enter(self, messages: int, size: int, *, expired: int = 0) -> None:
+        """Count messages that were queued, of `size` bytes in their batch; `expired` of them are given up already."""
+        self.messages += messages - expired
         self.bytes += size + messages * MEMORY_PER_MESSAGE
         if self.bytes >= self._bytes_max and not self.full:
             self._note_full()
@@ -104,7 +104,7 @@ class SendBudget:
         """Count other batches, which have the messages of a batch now, in its place."""
         for part in rest:
             if part is not None:
-                self.enter(part.count, part.size)
+                self.enter(part.count, part.size, expired=part.expired)
         self.leave(batch)
 
     def stored(self, batch: OutgoingBatch, receipt: Receipt) -> None:

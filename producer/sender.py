@@ -555,7 +555,7 @@ class SubjectSender:
         for batch in held:
             self._budget.leave(batch)
             for index, key in enumerate(batch.keys):
-                if batch.expired and batch.settled(index):
+                if batch.expired and batch.is_withdrawn(index):
                     continue
                 size = len(batch.values[index])
                 place = batch.place_of(index)

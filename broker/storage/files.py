@@ -95,7 +95,7 @@ class Files(Protocol):
         ...
 
     def make_folder(self, path: str) -> None:
-        """Create a folder, durably, unless it exists."""
+        """Create a folder unless it exists, and have its name durable."""
         ...
 
     def outside(self, path: str) -> str:
@@ -269,7 +269,7 @@ class RealFiles:
         except FileExistsError:
             if not Path(self._path(path)).is_dir():
                 raise self._no_folder(path) from None
-            return
+            # It is synced all the same: the process that made it may have been killed before its sync.
         except OSError as error:
             raise disk_error("mkdir", path, error) from error
         self.sync_folder(path.rpartition("/")[0])

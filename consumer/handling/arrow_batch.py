@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from ...protocol.batch import unpacked
-from ...protocol.errors import ConfigError, InvalidRequestError
+from ...protocol.errors import ConfigError, CorruptBatchError, InvalidRequestError
 from ..delivery.pulled_batch import PulledBatch
 from ..pulling.pull_client import PullClient
 from .not_acked import asked_wait_ms, wait_ms_of
@@ -128,24 +128,36 @@ def arrow_batch_of(batches: list[PulledBatch], owner: ArrowOwner) -> tuple[Arrow
 
     Returns:
         The Arrow batch, and how many of the stored batches it has whole; what is left of the next one is in its `ranges`.
+
+    Raises:
+        CorruptBatchError: the first batch does not unpack; nothing is taken.
     """
     from ...arrow import columns
 
     pieces: list[columns.Piece] = []
+    taken: list[PulledBatch] = []
     first = upto = batches[0].ranges[0][0]
-    size = whole = 0
+    size = 0
     for batch in batches:
-        if batch.ranges[0][0] != upto or (pieces and size + len(batch.record) > BATCH_BYTES_MAX):
+        start, end = batch.ranges[0]
+        if start != upto or (pieces and size + len(batch.record) > BATCH_BYTES_MAX):
             break
-        start, upto = batch.ranges.pop(0)
         base = batch.header.base_offset
-        record = memoryview(unpacked(batch.record, batch.header))
-        pieces.append(columns.cut(record, batch.header, start - base, upto - base))
-        size += len(record)
-        batch.count -= upto - start
-        if batch.ranges:
+        try:
+            record = memoryview(unpacked(batch.record, batch.header))
+            pieces.append(columns.cut(record, batch.header, start - base, end - base))
+        except CorruptBatchError:
+            if not pieces:
+                raise
+            break  # it is the first one of the next call
+        taken.append(batch)
+        size, upto = size + len(record), end
+        if len(batch.ranges) > 1:
             break
-        whole += 1
     made = columns.record_batch(pieces, first)
+    for batch in taken:  # not before all of them are opened
+        start, end = batch.ranges.pop(0)
+        batch.count -= end - start
     client: PullClient = batches[0].client  # type: ignore[assignment]
+    whole = sum(not batch.ranges for batch in taken)
     return ArrowBatch(made, first, client, owner), whole

@@ -60,8 +60,19 @@ class ArrowStream:
             self._turns.append(client)
         self._partitions[client].stored.append(batch)
 
+    def put_all(self, batches: deque[PulledBatch]) -> None:
+        """Add the batches one after another, and take them out of `batches`; one whose parked rows cannot be read stays, and raises."""
+        while batches:
+            self.put(batches[0])
+            batches.popleft()
+
     def take(self) -> ArrowBatch | None:
-        """The next batch, which is then in hand; None if there is none now."""
+        """
+        The next batch, which is then in hand; None if there is none now.
+
+        Raises:
+            CorruptBatchError: the next one of a partition does not unpack; it stays before the later ones.
+        """
         now_ns = self._boot_ns()
         for _ in range(len(self._turns)):
             client = self._turns[0]

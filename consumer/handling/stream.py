@@ -232,8 +232,7 @@ class Stream:
             while True:
                 await asyncio.sleep(0)  # before a batch is taken: a cancellation here loses none
                 self._check_open()
-                while self._stored:
-                    self._arrow.put(self._stored.popleft())
+                self._arrow.put_all(self._stored)
                 batch = self._arrow.take()
                 if batch is not None:
                     return batch
@@ -296,11 +295,13 @@ class Stream:
         return None
 
     def _open_stored(self) -> None:
-        """Open the next batch; messages whose key was parked meanwhile are parked too."""
+        """Open the next batch, which stays if that raises; messages whose key was parked meanwhile are parked too."""
+        batch = self._stored[0]
+        messages = batch.messages()
+        self._stored.popleft()
         self._sorted = self._sorted or not self._waiting
-        batch = self._stored.popleft()
         client: PullClient = batch.client  # type: ignore[assignment]
-        self._waiting.extend(client.divert(batch.messages()))
+        self._waiting.extend(client.divert(messages))
 
     def _take(self, count: int) -> list[Message] | None:
         """Up to `count` messages that the user may have now; None: something has to happen first."""

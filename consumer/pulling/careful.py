@@ -13,6 +13,7 @@ import contextlib
 import logging
 
 from ...protocol.clock import Clock
+from ...protocol.errors import CorruptBatchError
 from ...protocol.frames import Acquired
 from ...protocol.message import Message
 from ...protocol.parked import Failure, crash_of
@@ -105,7 +106,14 @@ class CarefulHandOut(ClientDelivery):
     def put_batch(self, batch: PulledBatch) -> None:
         """Take a batch that was just pulled, and is not opened."""
         if self._opens:
-            self.put(batch.messages())
+            try:
+                messages = batch.messages()
+            except (
+                CorruptBatchError
+            ) as error:  # it counts as pulled: later messages would come without it
+                self.client.owner.fail(error)
+                return
+            self.put(messages)
         elif self._columns is not None:
             self._put_columns(self._columns, batch)
             self._arrived.set()

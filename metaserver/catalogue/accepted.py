@@ -89,6 +89,15 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
     return refused_view(copy)
 
 
+def accept_complete(
+    connection: Connection, broker_group: str, ask: AcceptFolder, hosted: Iterable[PartitionStatus]
+) -> RefusedBroker:
+    """As `accept_folder`, and `check_complete` of what the copy has: a driver may have noted another step since the last check."""
+    accepted = accept_folder(connection, broker_group, ask)
+    check_complete(connection, broker_group, hosted)
+    return accepted
+
+
 def check_complete(
     connection: Connection, broker_group: str, hosted: Iterable[PartitionStatus]
 ) -> None:

@@ -83,7 +83,7 @@ from ..cluster.subjects import (
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from ..wakeups import Wakeups
-from .accepted import accept_folder, accepted_fence, check_complete
+from .accepted import accept_complete, accept_folder, accepted_fence, check_complete
 from .creations import fail_creation, plan_creation_anew
 
 log = logging.getLogger("keylane.metaserver")
@@ -267,7 +267,7 @@ class Catalogue:
         await self._database.read(check_complete, broker_group, hosted.partitions)
         if ask.dry_run:
             return copy
-        accepted = await self._database.write(accept_folder, broker_group, ask)
+        accepted = await self._database.write(accept_complete, broker_group, ask, hosted.partitions)
         log.warning(
             "broker group %s continues with the data folder at %s; its log ends at %d, the known one ended at %d",
             broker_group, accepted.address, accepted.log_end, accepted.known_log_end,

@@ -9,6 +9,7 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -393,6 +394,31 @@ def lock_brokers(connection: Connection, *, alone: bool = False) -> None:
     rows = sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group)
     # FOR NO KEY UPDATE: PostgreSQL may check that a changed partition refers to a broker group, and need not wait.
     connection.execute(rows.with_for_update(read=not alone, key_share=alone)).all()
+
+
+def read_openings(
+    connection: Connection, ids: Collection[int], *, lock: bool = False
+) -> dict[int, str]:
+    """
+    Return partition id → the opening of its broker group's data folder; "" of a broker that does not say it.
+
+    Args:
+        lock: no other opening reports itself, and no older copy is accepted, until the transaction ends; call it before
+            a subject is locked.
+    """
+    if not ids:
+        return {}
+    rows = connection.execute(_openings_locked if lock else _openings, {"ids": sorted(ids)})
+    return {row.partition_id: row.opening for row in rows}
+
+
+_openings = (
+    sa.select(partitions.c.partition_id, brokers.c.opening)
+    .join(brokers, brokers.c.broker_group == partitions.c.broker_group)
+    .where(partitions.c.partition_id.in_(sa.bindparam("ids", expanding=True)))
+    .order_by(brokers.c.broker_group)
+)
+_openings_locked = _openings.with_for_update(read=True, of=brokers)
 
 
 def is_cordoned(connection: Connection, broker_group: str) -> bool:

@@ -26,6 +26,7 @@ from ...protocol.control import Retention
 from ...protocol.routing import PartitionState
 from ..sql.dialect import insert_new, now_ms
 from ..sql.schema import accepted_folders, brokers, drained, groups, heard, partitions, subjects
+from .brokers import read_openings
 from .subjects import SERVED
 
 PARTITIONS_MAX = 1_024
@@ -188,9 +189,8 @@ def note_heard(
     """
     ids = sorted({group_id for announcement in told for group_id, _ in announcement.groups})
     left = _lock_groups(connection, ids)
-    here = {"ids": [announcement.partition_id for announcement in told]}
-    rows = connection.execute(_openings, here)  # under the locks
-    openings = {row.partition_id: row.opening for row in rows}
+    there = [announcement.partition_id for announcement in told]
+    openings = read_openings(connection, there)  # under the locks
     news = store_heard(
         connection,
         {
@@ -206,11 +206,6 @@ def note_heard(
     return settling in news
 
 
-_openings = (
-    sa.select(partitions.c.partition_id, brokers.c.opening)
-    .join(brokers, brokers.c.broker_group == partitions.c.broker_group)
-    .where(partitions.c.partition_id.in_(sa.bindparam("ids", expanding=True)))
-)
 _there = (
     sa.select(partitions.c.partition_id, heard.c.group_id)
     .outerjoin(heard, heard.c.partition_id == partitions.c.partition_id)

@@ -311,8 +311,9 @@ class OperationDriver:
         sealable = () if problem else tuple(parent.partition_id for parent in operation.sources)
         heard = [group_id for group_id, _ in operation.groups]
         state = await self._database.write(
-            finish_round, operation_id, done, problem, heard=heard, sealable=sealable
-        )
+            finish_round, operation_id, done, problem,
+            heard=heard, sealable=sealable, openings=operation.openings,
+        )  # fmt: skip
         if state is not operation.state:
             self._after_step(_ENTERED[state])
             if RULES[operation.state].runs and RULES[state].children is PartitionState.OPEN:

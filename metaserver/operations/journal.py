@@ -13,7 +13,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,6 +25,7 @@ from ...protocol.ids import MAX_I64, Subject
 from ...protocol.limits import MESSAGE_BYTES_MAX
 from ...protocol.operations import OperationKind, OperationState, StepAction
 from ...protocol.routing import OrderStrategy, Partition, PartitionState, route_table
+from ..cluster.brokers import read_openings
 from ..cluster.heard import store_heard, unheard_children
 from ..cluster.losses import lose_partitions, refuse_folders
 from ..cluster.partitions import HOSTED_BY_ID, read_partitions
@@ -74,6 +75,8 @@ class Operation:
     """The partitions whose brokers have something to do in this state; address None: the broker is silent."""
     sources: tuple[Partition, ...] = ()
     """The parents whose brokers are asked, before any parent is sealed, whether they can seal them."""
+    openings: Mapping[int, str] = field(default_factory=dict)
+    """By id of each partition in `todo`: the opening of the data folder whose broker is asked."""
     groups: tuple[tuple[int, str], ...] = ()
     """(id, name) of every consumer group of the subject; the children's brokers have to store them."""
     tokens_above: int = 0
@@ -144,6 +147,7 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
         pending=pending,
         todo=tuple(partition for partition in known if partition.partition_id in asked),
         sources=tuple(partition for partition in known if partition.partition_id in checked),
+        openings=read_openings(connection, asked),
         groups=_named_groups(connection, row.subject_id),
         tokens_above=row.tokens_above,
         changes_settings=bool(
@@ -303,9 +307,12 @@ def finish_round(
     *,
     heard: Collection[int] = (),
     sealable: Collection[int] | None = None,
+    openings: Mapping[int, str] | None = None,
 ) -> OperationState:
     """
     Note the steps that brokers have done, then enter states until the operation has to stay in its state.
+
+    A broker that has done its step in an earlier opening is asked again: its data folder may be an older copy by now.
 
     After the last seal, writers to the parents wait for this transaction alone: it also changes the route.
 
@@ -314,10 +321,14 @@ def finish_round(
         problem: the reason why a broker has not done its step, "" if all steps are done.
         heard: ids of the consumer groups that the brokers of the hosted partitions have stored.
         sealable: the parents whose brokers have just said that they can seal them; None: all parents.
+        openings: partition id → the opening of the data folder whose broker was asked; None: no folder was opened since.
 
     Returns:
         The state of the operation now; DONE if it was deleted with its subject.
     """
+    if openings is not None:
+        now = read_openings(connection, done, lock=True)
+        done = {key: end for key, end in done.items() if now.get(key) == openings.get(key)}
     # A cancel locks in the same order: the operation's row, then the rows of its steps.
     if _lock_operation(connection, operation_id) is None:
         return OperationState.DONE

@@ -205,3 +205,22 @@ async def test_quota_changes_what_a_capability_says_and_mistakes_change_nothing(
         assert (await admin.list_quotas()).quotas == rows
         await admin.unset_quota("changing")
         assert "changing" not in {row.name for row in (await admin.list_quotas()).quotas}
+
+
+async def test_strict_producers_far_over_their_quota_keep_all_messages_in_order(
+    guarded: GuardedCluster,
+):
+    """The debt of a principal with many connections is longer than a broker holds a connection: it refuses batches."""
+    await guarded.made("crowded", partitions=1)
+    token = await limited(guarded, "crowd", bytes_per_s=BYTES_PER_S_MIN)
+    count, senders = 2, 10
+
+    async def send(number: int) -> None:
+        async with Producer(guarded.meta, token=token) as producer:
+            for sent in range(count):
+                producer.send("crowded", b"%d" % sent + bytes(300_000), key=b"k%d" % number)
+            await producer.flush()
+            assert producer.stats.failed == 0
+
+    async with asyncio.timeout(120):
+        await asyncio.gather(*map(send, range(senders)))

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from keylane.outbox import Outbox, OutboxSettings
+from keylane.outbox import Outbox, OutboxSettings, create_tables, lease
 from keylane.outbox.database import OutboxDatabase
 from keylane.outbox.tables import OutboxTables
 from support.cluster import Cluster, pause, resume
 from support.outbox.rows import drained
+from support.postgres import Postgres
 
 SETTINGS = OutboxSettings(rescan_ms=50, lease_ms=500, in_flight_max=1, call_timeout_ms=60_000)
 
@@ -82,3 +84,26 @@ async def test_holder_records_nothing_when_its_lease_was_taken_while_it_was_paus
             await cluster.create("created-later", partitions=1)
             await drained(engine)
     await cluster.check_history("s", {b"k": [b"first", b"second", b"third"]})
+
+
+@pytest.mark.cluster(brokers=1)
+async def test_lease_is_taken_when_its_holder_stands_still_in_a_transaction(
+    cluster: Cluster, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+):
+    """PostgreSQL ends that transaction, which has the lease's row locked; the holder commits nothing."""
+    monkeypatch.setattr(lease, "IDLE_MS_MIN", 500)
+    engine = create_async_engine(postgres.url())
+    try:
+        await create_tables(engine)
+        await cluster.create("s", partitions=1)
+        async with asyncio.timeout(60), engine.connect() as stopped:
+            token = await stopped.run_sync(
+                lease.take, OutboxTables(), owner="stopped", lease_ms=500
+            )
+            assert token == 1
+            async with Outbox(cluster.meta, engine, settings=SETTINGS) as outbox:
+                await outbox.send("s", b"value", key=b"k")
+            with pytest.raises(DBAPIError):
+                await stopped.execute(sa.text("SELECT 1"))
+    finally:
+        await engine.dispose()

@@ -6,6 +6,7 @@ from keylane.producer.failure import Step, decide_after_failure, wait_stage
 from keylane.producer.settings import ProducerSettings
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
+    ConnectionQuotaError,
     DiskFullError,
     FlushFailedError,
     InvalidRequestError,
@@ -14,6 +15,7 @@ from keylane.protocol.errors import (
     OverloadedError,
     PartitionUnknownError,
     ProducerFencedError,
+    QuotaExceededError,
     SequenceGapError,
     SequenceReusedError,
     StaleRouteError,
@@ -31,6 +33,8 @@ PASSING = [
     SequenceGapError,
     DiskFullError,
     FlushFailedError,
+    QuotaExceededError,
+    ConnectionQuotaError,
 ]
 
 

@@ -12,7 +12,9 @@ from keylane.protocol.errors import (
     InvalidRequestError,
     KeyHaltedError,
     QueueFullError,
+    QuotaExceededError,
 )
+from support.cluster import eventually
 from support.scripted_network import QUICK, ScriptedNetwork, producer_on
 
 LIMIT = 1 << 20
@@ -151,3 +153,18 @@ async def test_send_that_raises_over_the_limit_counts_for_nothing():
         network.lost.clear()
         await producer.flush()
     assert texts(network)[-1] == "taken"
+
+
+async def test_strict_keeps_order_when_a_quota_refuses_a_batch_and_not_the_next_one():
+    """A refusal that ends by itself gives nothing up: the batch is sent again, before newer ones."""
+    network = ScriptedNetwork()
+    async with producer_on(network) as producer:
+        await producer.send("s", b"0", key=b"k")
+        network.refusal = QuotaExceededError(principal="p", retry_after_ms=6_000)
+        older = producer.send("s", b"1", key=b"k")
+        await eventually(lambda: producer.stats.retries > 2)
+        newer = producer.send("s", b"2", key=b"k")
+        network.refusal = None
+        for future in (older, newer):
+            await asyncio.wait_for(future, 30)
+    assert network.stored == {1: [b"0", b"1", b"2"]}

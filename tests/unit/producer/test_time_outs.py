@@ -9,7 +9,7 @@ import pytest
 
 from keylane import DeliveryTimeoutError, GivenUpError, KeyHaltedError
 from keylane.producer import ProducerSettings
-from keylane.protocol.errors import Fate, InvalidRequestError
+from keylane.protocol.errors import Fate, InvalidRequestError, MessageTooLargeError
 from support.cluster import eventually
 from support.scripted_network import QUICK, ScriptedNetwork, producer_on
 
@@ -125,3 +125,79 @@ async def test_time_out_is_refused_when_it_is_not_a_duration(timeout_ms):
         with pytest.raises(InvalidRequestError, match="timeout_ms must be a whole number"):
             producer.send("s", b"v", timeout_ms=timeout_ms)
         assert producer.stats.sent == 0
+
+
+async def test_newer_message_in_flight_is_not_stored_alone_when_the_partition_is_sealed():
+    """The message that timed out goes to the next partition with the newer one, which was in flight behind it."""
+    network = ScriptedNetwork()
+    async with producer_on(network) as producer:
+        await producer.send("s", b"0", key=b"k")
+        network.sealed.add(1)
+        network.late = asyncio.Event()
+        late = producer.send("s", b"1", key=b"k", timeout_ms=50)
+        newer = producer.send("s", b"2", key=b"k")
+        keyless = producer.send("s", b"no order", timeout_ms=50)
+        with pytest.raises(DeliveryTimeoutError) as told:
+            await asyncio.wait_for(late, 30)
+        assert told.value.fate is Fate.UNKNOWN
+        with pytest.raises(DeliveryTimeoutError):
+            await asyncio.wait_for(keyless, 30)
+        producer.resume(told.value)
+        again = producer.send("s", b"1", key=b"k")
+        network.route = network.route_to(2, version=2)
+        network.late.set()
+        for future in (newer, again):
+            await asyncio.wait_for(future, 30)
+        assert (producer.stats.acked, producer.stats.failed, producer.stats.sent) == (3, 2, 5)
+
+    assert network.stored == {1: [b"0"], 2: [b"1", b"2", b"1"]}
+
+
+async def test_newer_message_in_flight_is_not_stored_alone_when_a_message_is_too_large():
+    """The batch is divided; the message that timed out in it stays before the newer one of its key."""
+    network = ScriptedNetwork()
+    async with producer_on(network) as producer:
+        await producer.send("s", b"0", key=b"k")
+        network.limits[1] = 100
+        network.narrow = network.busy = True  # refused, and sent again
+        late = producer.send("s", b"1", key=b"k", timeout_ms=50)
+        large = producer.send("s", bytes(101), key=b"other")
+        newer = producer.send("s", b"2", key=b"k")
+        with pytest.raises(DeliveryTimeoutError):
+            await asyncio.wait_for(late, 30)
+        network.narrow = False
+        with pytest.raises(MessageTooLargeError):
+            await asyncio.wait_for(large, 30)
+        await asyncio.wait_for(newer, 30)
+        await asyncio.wait_for(producer.flush(), 30)
+
+    assert network.stored == {1: [b"0", b"1", b"2"]}
+
+
+async def test_newer_message_fails_when_its_batch_comes_back_unsent_and_its_key_is_halted_again():
+    """Both leave the queue; nothing of the key is stored until it is resumed."""
+    network = ScriptedNetwork()
+    async with producer_on(network) as producer:
+        await producer.send("s", b"0", key=b"k")
+        network.sealed.add(1)
+        network.late = asyncio.Event()
+        late = producer.send("s", b"1", key=b"k", timeout_ms=50)
+        newer = producer.send("s", b"2", key=b"k")
+        with pytest.raises(DeliveryTimeoutError) as told:
+            await asyncio.wait_for(late, 30)
+        network.late.set()
+        network.late = None
+        other = producer.send("s", b"1", key=b"other", timeout_ms=50)
+        with pytest.raises(DeliveryTimeoutError):
+            await asyncio.wait_for(other, 30)
+        with pytest.raises(KeyHaltedError):
+            await asyncio.wait_for(newer, 30)
+        producer.resume(told.value)
+        again = [producer.send("s", value, key=b"k") for value in (b"1", b"2")]
+        network.route = network.route_to(2, version=2)
+        for future in again:
+            await asyncio.wait_for(future, 30)
+        await asyncio.wait_for(producer.flush(), 30)
+        assert producer.waiting().messages == 0
+
+    assert network.stored == {1: [b"0"], 2: [b"1", b"2"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -174,3 +175,27 @@ async def test_list_of_partitions_is_right_after_one_was_taken_back():
     clock.advance(2_000)
     await desk.host(10)
     assert await listed() == [1, 10]
+
+
+def test_name_of_a_folder_is_synced_when_the_process_that_made_it_was_killed_before_its_sync(
+    tmp_path: Path,
+):
+    """Else the folder, and all that is stored in it later, may be gone after a power cut."""
+
+    class KilledError(Exception):
+        pass
+
+    class Killed(RealFiles):
+        def sync_folder(self, path: str = "") -> None:
+            raise KilledError(path)
+
+    class Noting(RealFiles):
+        def sync_folder(self, path: str = "") -> None:
+            synced.append(path)
+            super().sync_folder(path)
+
+    synced: list[str] = []
+    with pytest.raises(KilledError):
+        Killed(tmp_path).make_folder("log")
+    Noting(tmp_path).make_folder("log")
+    assert synced == [""]

@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 
+from keylane.consumer.delivery.decode import decode_messages
 from keylane.consumer.delivery.pulled_batch import PulledBatch
 from keylane.consumer.handling.arrow_stream import ArrowStream
 from keylane.consumer.handling.stream import Stream
-from keylane.protocol.batch import encode_batch
+from keylane.protocol.batch import columns, encode_batch
 from keylane.protocol.clock import SystemClock
-from keylane.protocol.errors import InvalidRequestError, LeaseLostError
+from keylane.protocol.errors import CorruptBatchError, InvalidRequestError, LeaseLostError
 from keylane.protocol.offsets import Range
 from keylane.protocol.record import HEADER_BYTES, Compression, read_record, stamp
 from sim.machines.clock import ManualClock
@@ -172,3 +173,59 @@ async def test_batch_stays_for_the_next_one_who_asks_when_the_wait_is_cancelled(
         await asking
     batch = await asyncio.wait_for(stream.take_arrow(), 30)
     assert (batch.start_offset, batch.next_offset) == (0, 3)
+
+
+def damaged(batch: PulledBatch) -> PulledBatch:
+    """The batch with a body that does not unpack; brokers look at the checksum alone."""
+    batch.record[-8:] = bytes(8)
+    return batch
+
+
+async def test_batch_that_does_not_unpack_stays_before_later_ones():
+    """It raises each time; messages before it and other partitions come, and none behind it."""
+    stream, client, other = stream_of(ManualClock()), ArrowClient(1), ArrowClient(2)
+    for batch in (stored(client, 0, 3), damaged(stored(client, 3, 3)), stored(client, 6, 3)):
+        stream.put(batch)
+    first = stream.take()
+    assert (first.start_offset, first.next_offset) == (0, 3)
+    await first.ack()
+    stream.put(stored(other, 0, 2))
+    taken = []
+    for _ in range(4):
+        try:
+            taken.append(stream.take())
+        except CorruptBatchError:
+            taken.append("corrupt")
+    assert [each if each is None or each == "corrupt" else each.partition_id for each in taken] in (
+        ["corrupt", 2, "corrupt", "corrupt"],
+        [2, "corrupt", "corrupt", "corrupt"],
+    )
+    assert client.done == [(0, 3)]
+    assert stream.waiting == 6
+
+
+async def test_message_behind_a_batch_that_does_not_unpack_is_not_handed_out():
+    """The iteration raises each time that it gets there."""
+
+    class Decoding(ArrowClient):
+        takes_hand = False
+
+        def decode(self, record, header):
+            if not header.base_offset:
+                raise CorruptBatchError("it does not unpack", length=header.length)
+            return decode_messages(columns(record, header), header, "s", 1, 5, self)
+
+        def divert(self, messages):
+            return messages
+
+        def taken(self, message):
+            del message
+
+    stream = Stream(clock=SystemClock(), handover_ms=0, check=lambda: None)
+    client = Decoding(1)
+    for start in (0, 3):
+        stream.put_batch(stored(client, start, 3))
+    for _ in range(2):
+        with pytest.raises(CorruptBatchError):
+            await stream.next()
+    assert stream._here == 6

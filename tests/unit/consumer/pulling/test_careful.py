@@ -14,10 +14,19 @@ from keylane.consumer.delivery.pulled_batch import PulledBatch
 from keylane.consumer.pulling import careful, suspects
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.consumer.settings import FailurePolicy
-from keylane.protocol.errors import OverloadedError
-from keylane.protocol.frames import Ack, Acquire, Acquired, ChangeParked, ParkedChanged, Request
+from keylane.protocol.errors import CorruptBatchError, OverloadedError
+from keylane.protocol.frames import (
+    Ack,
+    Acquire,
+    Acquired,
+    ChangeParked,
+    ParkedChanged,
+    Pull,
+    Request,
+)
 from keylane.protocol.message import Message
 from keylane.protocol.parked import Failure, Park, decode_changes, failure_of
+from keylane.protocol.record import HEADER_BYTES, Compression, Kind, encode_record, stamp
 from support.cluster import eventually
 from support.pulling import FAST, NotingOwner, ScriptedBroker, opened
 
@@ -295,3 +304,46 @@ async def test_turn_ends_when_its_partition_is_handed_over():
                 owner.done(0)
             await client.wait_handled()
         await eventually(lambda: other.offsets()[:1] == [0])
+
+
+def does_not_unpack(offset: int) -> memoryview:
+    """Two messages whose checksum is right; brokers look at no more than that."""
+    times, lengths = bytes(16), (1, 1, 90, 90, 0, 0)
+    body = times + b"".join(length.to_bytes(4, "little") for length in lengths) + bytes(30)
+    data = bytearray(
+        encode_record(
+            body, kind=Kind.MESSAGES, count=2, compression=Compression.ZSTD, partition_id=1,
+            producer_id=7, producer_epoch=0, sequence=offset,
+        )
+    )  # fmt: skip
+    header = data[:HEADER_BYTES]
+    stamp(header, base_offset=offset, position=0, appended_at_ms=0)
+    data[:HEADER_BYTES] = header
+    return memoryview(data)
+
+
+async def test_message_behind_a_batch_that_does_not_unpack_is_not_handed_out():
+    """The batch is not passed over: the consumer ends with its error."""
+
+    class DamagingBroker(SuspectingBroker):
+        async def call(self, request: Request, payload: bytes = b"", *, wait_ms: int = 0):
+            answer, data = await super().call(request, payload, wait_ms=wait_ms)
+            if isinstance(request, Pull) and request.offset == 2:
+                data = does_not_unpack(2)
+            return answer, data
+
+    class EndingOwner(HandlingOwner):
+        keeps_batches = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.errors: list[BaseException] = []
+
+        def fail(self, error: BaseException) -> None:
+            self.errors.append(error)
+
+    broker, owner = DamagingBroker(1), EndingOwner()
+    async with pulling(broker, owner):
+        await eventually(lambda: owner.errors)
+        assert isinstance(owner.errors[0], CorruptBatchError)
+        assert owner.offsets() == [0]

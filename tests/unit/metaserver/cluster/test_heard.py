@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.catalogue.accepted import accept_folder
+from keylane.metaserver.catalogue.accepted import accept_complete, accept_folder
 from keylane.metaserver.cluster import heard as hearing
 from keylane.metaserver.cluster.brokers import note_refused, report_broker
 from keylane.metaserver.cluster.heard import (
@@ -19,10 +19,11 @@ from keylane.metaserver.groups.lease_rows import note_drained, read_grants, sett
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.operations.journal import claim_operation, finish_round
 from keylane.metaserver.sql.schema import groups, heard, leases, partitions, subjects
-from keylane.protocol.control import AcceptFolder, BrokerHeartbeat, Join, Retention
-from keylane.protocol.errors import OverloadedError
+from keylane.protocol.control import AcceptFolder, BrokerHeartbeat, Join, PartitionStatus, Retention
+from keylane.protocol.errors import FolderBehindError, InvalidRequestError, OverloadedError
 from keylane.protocol.limits import GROUPS_PER_SUBJECT_MAX
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
+from keylane.protocol.routing import PartitionState
 from support.sql.rows import Rows
 
 
@@ -232,3 +233,72 @@ def report_of(opening: str, *, end: int) -> BrokerHeartbeat:
     return BrokerHeartbeat(
         broker_group="g1", broker_id="g1", address="g1:1", opening=opening, log_end=end
     )
+
+
+def accept_older_copy(rows: Groups) -> None:
+    """The broker of `g1` is dead, and a copy of its data folder from before is accepted."""
+    rows.clock.advance(2_000)
+    rows.run(note_refused, report_of("1", end=100), ttl_ms=1_000)
+    rows.run(accept_folder, "g1", AcceptFolder())
+    rows.run(report_broker, report_of("1", end=100), ttl_ms=1_000)
+
+
+@pytest.mark.parametrize("state", [OperationState.PLAN, OperationState.SEAL])
+def test_older_copy_has_not_hosted_or_sealed_what_the_original_did_when_it_answers_late(state):
+    """A metaserver is paused between a broker's answer and its note; the copy lacks the child, or the seal."""
+    rows = Groups()
+    rows.silence("g1")
+    rows.run(report_broker, report_of("2", end=900), ttl_ms=1_000)
+    rows.join("a")
+    rows.hear(2, 4)
+    whence, whither = ((2, "g1"), (1, "g2"))[state is OperationState.SEAL]
+    ask = Reshape(kind=OperationKind.MOVE, partition_ids=(whence,), broker_group=whither)
+    ((operation_id, _),) = rows.begin(ask)
+    while (
+        operation := rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
+    ).state is not state:
+        assert step(rows, operation_id)
+    (asked,) = operation.todo
+    assert asked.broker_group == "g1"
+    end = None if state is OperationState.PLAN else 100
+    accept_older_copy(rows)
+    names = [group_id for group_id, _ in operation.groups]
+    late = {asked.partition_id: end}
+    stays = rows.run(finish_round, operation_id, late, heard=names, openings=operation.openings)
+    assert stays is state
+    rows.clock.advance(1_000)
+    rows.report("g2")
+    rows.run(report_broker, report_of("1", end=100), ttl_ms=1_000)
+    again = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
+    assert [partition.partition_id for partition in again.todo] == [asked.partition_id]
+    row = sa.select(partitions.c.end_offset).where(partitions.c.partition_id == asked.partition_id)
+    assert rows.run(lambda connection: connection.execute(row).scalar_one()) is None
+    there = sa.select(heard).where(heard.c.partition_id == asked.partition_id)
+    assert rows.run(lambda connection: connection.execute(there).all()) == []
+
+
+def test_older_copy_is_refused_when_a_child_is_hosted_since_it_was_looked_at():
+    """The copy was complete when its broker listed its partitions; nothing of it is accepted."""
+    rows = Groups()
+    rows.silence("g1")
+    rows.run(report_broker, report_of("2", end=900), ttl_ms=1_000)
+    ask = Reshape(kind=OperationKind.MOVE, partition_ids=(2,), broker_group="g1")
+    ((operation_id, _),) = rows.begin(ask)
+    hosted = [
+        PartitionStatus(
+            partition_id=key,
+            subject="s",
+            name=f"p{key}",
+            state=PartitionState.OPEN,
+            first_offset=0,
+            next_offset=0,
+        )
+        for key in (1, 3)
+    ]
+    assert step(rows, operation_id) is OperationState.SEAL
+    rows.clock.advance(2_000)
+    rows.run(note_refused, report_of("1", end=100), ttl_ms=1_000)
+    with pytest.raises(InvalidRequestError, match=r"it lacks 5 \(not in the copy\)"):
+        rows.run(accept_complete, "g1", AcceptFolder(), hosted)
+    with pytest.raises(FolderBehindError):
+        rows.run(report_broker, report_of("1", end=100), ttl_ms=1_000)
