@@ -235,7 +235,8 @@ class Reader(Resident, Generic[V]):
     def _passes(self, message: Message[V]) -> bool:
         if self._key is not None and message.key != self._key:
             return False
-        if self._rows.needs_no(message, self._has_had):
+        rows = self._rows
+        if message.partition_id in rows.ids and rows.needs_no(message, self._had):
             return False
         if self._tags is not None and self._tags.rejects(message):
             return False
@@ -251,8 +252,8 @@ class Reader(Resident, Generic[V]):
             raise self._filter_error(message, "it is async")
         return bool(kept)
 
-    def _has_had(self, partition_id: int, offset: int) -> bool:
-        return offset < self._positions.get(partition_id, 0)
+    def _had(self, partition_id: int, _start: int, end: int) -> bool:
+        return end <= self._positions.get(partition_id, 0)
 
     @staticmethod
     def _filter_error(message: Message[V], why: str) -> ReadFilterError:
@@ -310,7 +311,7 @@ class Reader(Resident, Generic[V]):
             PartitionUnknownError: the messages of `partition` are gone.
         """
         self._check_subject(history)
-        self._rows.learn(history)
+        self._rows.learn(filter(self._lineage.wants, history))
         self._note_gone(self._lineage.learn(history))
 
     def _check_subject(self, history: Iterable[PartitionHistory]) -> None:

@@ -129,6 +129,7 @@ class FollowedFeatureWorld(Following, FeatureWorld):
             partitions=hosted | dropped.keys(),
             firsts=self._firsts,
             lost=self.shelf.lost,
+            in_order=self.swarm.strict or self.swarm.static or type(feature) in FOLLOWED,
             static=self.swarm.static,
             members=members,
             carried=isinstance(feature, CutOvers),
@@ -137,10 +138,13 @@ class FollowedFeatureWorld(Following, FeatureWorld):
 
     def _dropped(self) -> dict[int, list[Event]]:
         """By partition that was dropped: its range, and every message that was stored there."""
-        found: dict[int, list[Event]] = {}
+        by_partition: dict[int, list[Event]] = {}
         for broker in self.brokers:
             assert isinstance(broker, DroppingBrokerHost)
             for number, events in broker.dropped.items():
                 if broker.subjects[number] == self.followed:
-                    found[number] = [*events.values(), *broker.removed.before(number, MAX_I64)]
-        return found
+                    by_partition[number] = [
+                        *events.values(),
+                        *broker.removed.before(number, MAX_I64),
+                    ]
+        return by_partition

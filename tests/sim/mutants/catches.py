@@ -190,6 +190,7 @@ CATCHES: dict[str, int] = {
     "rows_deleted_before_the_ack": 1_000_000_001,
     "rows_given_up_count_as_stored": 2_000_000_008,
     "rows_of_a_partition_run_backwards": 2_000_000_003,
+    "rows_of_rows_come_again": 4_000_000_039,
     "scan_begins_behind_the_last_row": 1_000_000_000,
     "scheduled_told_before_durable": 2_000_000_037,
     "seal_not_durable": 0,
