@@ -99,3 +99,50 @@ def test_broadcast_may_be_given_messages_of_other_keys_in_any_order():
     notes = [FIRST, Given(1, 2, b"k1", b"p0.1:9"), *ALL]
     assert "behind offset 2" in told(notes, truth)
     assert not told(notes, truth, in_turn=False)
+
+
+ROWS = ((1, 0), (1, 1), (3, 0))
+CARRIED = stored_at(*ROWS, carried=True, members={2, 3})
+CARRIED.stored |= {(2, 0): (KEY, b"p0.1:0"), (2, 1): (KEY, b"p0.1:1")}
+"""Two messages of partition 1, which is gone, the rows in partition 2 that took their place, and a message behind them."""
+MESSAGES = [given(number, place) for number, place in enumerate(ROWS)]
+IN_ROWS = [given(0, (2, 0)), given(1, (2, 1))]
+
+
+def test_follower_is_clean_when_each_message_came_once_as_itself_or_as_its_row():
+    assert not told([FIRST, *MESSAGES], CARRIED)
+    assert not told([FIRST, *IN_ROWS, MESSAGES[2]], CARRIED)
+    assert not told([FIRST, MESSAGES[0], IN_ROWS[1], MESSAGES[2]], CARRIED)
+
+
+@pytest.mark.parametrize(
+    ("notes", "problem"),
+    [
+        ([*MESSAGES[:2], IN_ROWS[1], MESSAGES[2]], "was given (2, 1) again, as (1, 1)"),
+        ([MESSAGES[0], MESSAGES[2]], "was not given b'p0.1:1' at (2, 1)"),
+        ([MESSAGES[0], MESSAGES[2], IN_ROWS[1]], "number 1 of p0.1 and b'k0' at (2, 1) behind number 2"),
+    ],
+)  # fmt: skip
+def test_follower_is_told_of_when_a_message_and_its_row_came_or_none_of_them(notes, problem):
+    assert problem in told([FIRST, *notes], CARRIED)
+
+
+def test_follower_is_not_owed_messages_whose_rows_are_left_when_they_are_gone():
+    """Of partition 1 nothing is owed, although nothing of it was removed one by one."""
+    hidden = stored_at((1, 0), (3, 0), members={3})
+    assert not told([FIRST, given(1, (3, 0))], hidden)
+    assert "was not given b'p0.1:0'" in told([FIRST, given(1, (3, 0))], stored_at((1, 0), (3, 0)))
+
+
+def test_follower_is_told_of_when_it_was_given_messages_of_two_subjects_of_a_name():
+    lives = [{1}, {2}]
+    assert "several subjects of one name" in told([FIRST, *ALL], stored_at(*THREE, lives=lives))
+    anew = [FIRST, *ALL[:2], FIRST, ALL[2]]
+    assert not told(anew, stored_at(*THREE, lives=lives, members={2}))
+
+
+def test_numbers_may_fall_when_messages_may_leave_their_partition():
+    notes = [FIRST, given(0, (1, 0)), given(2, (1, 1)), given(1, (1, 2))]
+    truth = stored_at((1, 0), (1, 2), (1, 1))
+    assert "number 1 of p0.1 and b'k0' at (1, 2) behind number 2" in told(notes, truth)
+    assert not told(notes, stored_at((1, 0), (1, 2), (1, 1), in_order=False))
