@@ -159,6 +159,7 @@ class Reader(Resident, Generic[V]):
     def _reset(self) -> None:
         self._lineage = LineageOrder()
         self._rows = ReplacingRows()
+        self._row_ids = self._rows.ids
         self._places: dict[int, _Place] = {}
         self._buffer: deque[Message[V]] = deque()
         self._positions: dict[int, int] = {}
@@ -235,8 +236,7 @@ class Reader(Resident, Generic[V]):
     def _passes(self, message: Message[V]) -> bool:
         if self._key is not None and message.key != self._key:
             return False
-        rows = self._rows
-        if message.partition_id in rows.ids and rows.needs_no(message, self._had):
+        if self._row_ids and self._rows.needs_no(message, self._had):
             return False
         if self._tags is not None and self._tags.rejects(message):
             return False

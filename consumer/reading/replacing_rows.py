@@ -28,7 +28,7 @@ class ReplacingRows:
 
     def __init__(self) -> None:
         self.ids: set[int] = set()
-        """Their partition ids, for a look at each message that costs no call."""
+        """Their partition ids, always the same set: a look at each message costs no call where there are none."""
         self._history: dict[int, PartitionHistory] = {}
         """Every partition, by id; empty without rows."""
 
