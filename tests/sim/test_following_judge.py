@@ -8,7 +8,7 @@ import pytest
 
 from keylane.checker.events import Ranged, Sent, Settled, Stored
 from sim.following.judge import Truth, check_follower, truth_of
-from sim.following.notes import Given, Kept, Opened
+from sim.following.notes import Given, Kept, Opened, Told
 
 FIRST = Opened(0, 0, after_keeping=False)
 KEY = b"k0"
@@ -146,3 +146,13 @@ def test_numbers_may_fall_when_messages_may_leave_their_partition():
     truth = stored_at((1, 0), (1, 2), (1, 1))
     assert "number 1 of p0.1 and b'k0' at (1, 2) behind number 2" in told(notes, truth)
     assert not told(notes, stored_at((1, 0), (1, 2), (1, 1), in_order=False))
+
+
+def test_follower_is_owed_what_a_dying_broker_was_removing_when_it_was_not_told():
+    """The messages are on the disk again."""
+    truth = stored_at(*THREE, removing={1: 2})
+    assert "was not given b'p0.1:0' at (1, 0)" in told([FIRST, ALL[2]], truth)
+    assert "was not given b'p0.1:1' at (1, 1)" in told([FIRST, Told(1, 1), ALL[2]], truth)
+    assert not told([FIRST, Told(1, 2), ALL[2]], truth)
+    assert not told([FIRST, ALL[2]], truth, notes_removals=False)
+    assert "was not given b'p0.1:2' at (2, 0)" in told([FIRST, Told(2, 9), *ALL[:2]], truth)

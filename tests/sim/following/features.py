@@ -128,6 +128,7 @@ class FollowedFeatureWorld(Following, FeatureWorld):
             chain(self.history, *dropped.values()),
             partitions=hosted | dropped.keys(),
             firsts=self._firsts,
+            removing=self._removing,
             lost=self.shelf.lost,
             in_order=self.swarm.strict or self.swarm.static or type(feature) in FOLLOWED,
             static=self.swarm.static,
