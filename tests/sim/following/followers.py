@@ -268,8 +268,9 @@ class ReadingHost(FollowingHost):
                 )
             )
             self.notes += told
-            if not kept:  # it begins behind what was removed
-                self.notes += starmap(Told, reader.positions.items())
+            known = start if isinstance(start, dict) else {}
+            begun = reader.positions.items() - known.items()  # behind what was removed
+            self.notes += starmap(Told, begun)
             self._reader = reader
             await self._read_on(reader)
 

@@ -61,11 +61,11 @@ class Truth:
         start, end = self.ranges.get(place[0], (0, 0))
         return bool(key) and start <= logical_partition(key) < end
 
-    def is_left(self, place: Place) -> bool:
-        """Whether nothing has removed the message, so that no reader may miss it."""
-        if self.members is not None and place[0] not in self.members:
+    def is_member(self, partition_id: int) -> bool:
+        """Whether readers find messages in a partition at the end, or found them before retention took them."""
+        if self.members is not None and partition_id not in self.members:
             return False
-        return place[0] not in self.lost and place[1] >= self.firsts.get(place[0], 0)
+        return partition_id not in self.lost
 
 
 def truth_of(
@@ -114,11 +114,13 @@ class FollowingLife:
             self._told[note.partition_id] = max(note.offset, self._told.get(note.partition_id, 0))
 
     def _is_left(self, place: Place) -> bool:
-        """Whether nothing has removed the message, by the disk and by what the program was told."""
-        end = self._truth.removing.get(place[0], 0)
+        """Whether nothing had removed the message when the program could have got it, by brokers and by what it was told."""
+        if not self._truth.is_member(place[0]):
+            return False
+        end = max(self._truth.firsts.get(place[0], 0), self._truth.removing.get(place[0], 0))
         if self._told is not None:
             end = min(end, self._told.get(place[0], 0))
-        return place[1] >= end and self._truth.is_left(place)
+        return place[1] >= end
 
     def reopened(self, opened: Opened) -> None:
         """Note that a reader goes on; what was given after the keeping may come again."""
