@@ -107,6 +107,8 @@ class Broadcast:
         self._rows = ReplacingRows()
         self._behind: dict[int, AckedOffsets] = {}
         """What was handled of partitions that are gone and were not handled to their end."""
+        self._rows_wait = False
+        """Rows are not taken before all partitions that are gone are handed over."""
         self._suspended = False
         self._looked_ms = 0
         self._version = 0
@@ -162,7 +164,13 @@ class Broadcast:
                 subject=self._subject,
             )
         self._rows.learn(history)
-        self._lineage.learn(history)
+        unmet = self._lineage.learn(history)
+        if (
+            self._holder is not None
+        ):  # before the start everything is older than what this consumer gets
+            self._behind.update(
+                (int(past.partition.partition_id), AckedOffsets()) for past in unmet
+            )
         left = self._lineage.left
         gone = []
         for past in history:
@@ -188,6 +196,12 @@ class Broadcast:
         """Have the consumer take what it may handle now."""
         assert self._holder is not None
         numbers = [int(past.partition.partition_id) for past in self._lineage.readable()]
+        held = {number for number, _ in self._holder.holding(self.session)}
+        self._rows_wait = not self._behind.keys().isdisjoint(held)
+        if self._rows_wait:  # handlers may still be at work for messages that have become rows
+            numbers = [
+                number for number in numbers if number not in self._rows.ids or number in held
+            ]
         grants = () if self._suspended else tuple(Grant(partition=self._partitions[number], token=0) for number in numbers)  # fmt: skip
         self._version += 1
         self._holder.granted(Grants(version=self._version, ttl_ms=0, grants=grants), NEVER_MS)
@@ -195,21 +209,24 @@ class Broadcast:
     def client_kind(self, partition_id: int) -> Callable[..., BroadcastClient]:
         """What makes the client of a granted partition; one that is new begins at its first message."""
         acked = self._acked.setdefault(partition_id, AckedOffsets())
-        needs_no = self._needs_no if partition_id in self._rows else None
+        needs_no = self._needs_no if partition_id in self._rows.ids else None
         return partial(BroadcastClient, acked=acked, refresh=self.nudge, needs_no=needs_no)
 
     def _needs_no(self, row: Message) -> bool:
-        return self._rows.needs_no(row, self._has_had)
+        return self._rows.needs_no(row, self._had)
 
-    def _has_had(self, partition_id: int, offset: int) -> bool:
-        """Whether a message was handled, or is older than what this consumer gets."""
+    def _had(self, partition_id: int, start: int, end: int) -> bool:
+        """Whether messages were handled, or are older than what this consumer gets."""
         acked = self._acked.get(partition_id) or self._behind.get(partition_id)
-        return offset in acked if acked is not None else partition_id in self._lineage
+        if acked is None:
+            return partition_id in self._lineage
+        return not acked.unacked(start, end)
 
     async def _look(self, holder: GrantHolder) -> None:
         try:
             while True:
-                wait_ms = CHILDREN_MS if self._lineage.lacks_children else LOOK_MS
+                soon = self._lineage.lacks_children or self._rows_wait
+                wait_ms = CHILDREN_MS if soon else LOOK_MS
                 try:
                     async with asyncio.timeout(wait_ms / 1000):
                         await self._nudge.wait()

@@ -37,7 +37,7 @@ class LineageOrder:
         for past in history:
             partition = past.partition
             partition_id = int(partition.partition_id)
-            if partition.state is PartitionState.PLANNED or not self._wanted(past):
+            if partition.state is PartitionState.PLANNED or not self.wants(past):
                 continue
             is_new = partition_id not in self._parents
             self._parents[partition_id] = tuple(map(int, partition.parents))
@@ -61,7 +61,8 @@ class LineageOrder:
         """Whether a partition is known and wanted."""
         return partition_id in self._parents
 
-    def _wanted(self, past: PartitionHistory) -> bool:
+    def wants(self, past: PartitionHistory) -> bool:
+        """Whether a partition may have what is wanted."""
         partition = past.partition
         if self._partition is not None:
             return partition.partition_id == self._partition

@@ -166,6 +166,7 @@ class Reader(Resident, Generic[V]):
     def _reset(self) -> None:
         self._lineage = LineageOrder()
         self._rows = ReplacingRows()
+        self._row_ids = self._rows.ids
         self._places: dict[int, _Place] = {}
         self._buffer: deque[Message[V]] = deque()
         self._positions: dict[int, int] = {}
@@ -242,7 +243,7 @@ class Reader(Resident, Generic[V]):
     def _passes(self, message: Message[V]) -> bool:
         if self._key is not None and message.key != self._key:
             return False
-        if self._rows.needs_no(message, self._has_had):
+        if self._row_ids and self._rows.needs_no(message, self._had):
             return False
         if self._tags is not None and self._tags.rejects(message):
             return False
@@ -258,8 +259,8 @@ class Reader(Resident, Generic[V]):
             raise self._filter_error(message, "it is async")
         return bool(kept)
 
-    def _has_had(self, partition_id: int, offset: int) -> bool:
-        return offset < self._positions.get(partition_id, 0)
+    def _had(self, partition_id: int, _start: int, end: int) -> bool:
+        return end <= self._positions.get(partition_id, 0)
 
     @staticmethod
     def _filter_error(message: Message[V], why: str) -> ReadFilterError:
@@ -317,7 +318,7 @@ class Reader(Resident, Generic[V]):
             PartitionUnknownError: the messages of `partition` are gone.
         """
         self._check_subject(history)
-        self._rows.learn(history)
+        self._rows.learn(filter(self._lineage.wants, history))
         self._note_gone(self._lineage.learn(history))
 
     def _check_subject(self, history: Iterable[PartitionHistory]) -> None:

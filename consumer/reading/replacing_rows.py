@@ -3,23 +3,34 @@
     P open ─▶ cut: P sealed, C open behind P ─▶ rows made of P, hidden in H ─▶ published: P expired, H between P and C
 
 A reader that was given messages of P is not given the rows that were made of them: they would come again, behind newer
-messages of their keys.
+messages of their keys.  A later publication may replace the rows of H before the reader has learnt of H: its rows are made
+of rows.  Of those a reader that had all of P needs none, and one that had a part of P gets them all: what they were made of
+at first is not known any more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from ...protocol.message import Message
 from ...protocol.operations import PartitionHistory
 from ...protocol.reprocess.sources import source_of
 
+Had = Callable[[int, int, int], bool]
+"""Of a partition id and offsets `[start, end)`: whether a reader has had all of these messages."""
+
 
 class ReplacingRows:
     """The partitions of rows in a lineage."""
 
+    __slots__ = ("_history", "ids")
+
     def __init__(self) -> None:
-        self._ids: set[int] = set()
+        self.ids: set[int] = set()
+        """Their partition ids, always the same set: a look at each message costs no call where there are none."""
+        self._history: dict[int, PartitionHistory] = {}
+        """Every partition, by id; empty without rows."""
 
     def learn(self, history: Iterable[PartitionHistory]) -> None:
         """
@@ -28,26 +39,40 @@ class ReplacingRows:
         A partition of rows is the only kind of parent that continues another parent of the same child: no other operation
         seals a partition twice.
         """
-        parents = {
-            int(past.partition.partition_id): frozenset(map(int, past.partition.parents))
-            for past in history
-        }
-        for of_child in parents.values():
-            self._ids.update(
-                each for each in of_child if not of_child.isdisjoint(parents.get(each, ()))
-            )
+        by_id = {int(past.partition.partition_id): past for past in history}
+        for past in by_id.values():
+            parents = past.partition.parents
+            for parent in parents if len(parents) > 1 else ():
+                before = by_id.get(int(parent))
+                if before is not None and not set(parents).isdisjoint(before.partition.parents):
+                    self.ids.add(int(parent))
+        if self.ids:
+            self._history = by_id
 
-    def __contains__(self, partition_id: int) -> bool:
-        return partition_id in self._ids
-
-    def needs_no(self, row: Message, has_had: Callable[[int, int], bool]) -> bool:
-        """
-        Whether a message is a row of a message that the reader has had; of a row that does not say what it was made of: no.
-
-        Args:
-            has_had: of a partition id and an offset.
-        """
-        if row.partition_id not in self._ids:
+    def needs_no(self, row: Message[Any], had: Had) -> bool:
+        """Whether a message is a row of a message that the reader has had; of a row that does not say what it was made of: no."""
+        if row.partition_id not in self.ids:
             return False
         source = source_of(row)
-        return source is not None and has_had(*source)
+        if source is None:
+            return False
+        partition_id, offset = source
+        return had(partition_id, offset, offset + 1) or (
+            partition_id in self.ids & self._history.keys() and self._is_behind(partition_id, had)
+        )
+
+    def _is_behind(self, partition_id: int, had: Had) -> bool:
+        """Whether a reader has had all that the rows of a partition were made of, through rows of rows and empty partitions."""
+        waits, seen = [partition_id], {partition_id}
+        while waits:
+            number = waits.pop()
+            past = self._history[number]
+            end = past.end_offset
+            if end and had(number, 0, end):
+                continue
+            parents = {int(parent) for parent in past.partition.parents} & self._history.keys()
+            if not parents or (number not in self.ids and end != 0):
+                return False
+            waits += parents - seen
+            seen |= parents
+        return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..errors import CorruptBatchError
 from ..message import Message
 
@@ -9,7 +11,7 @@ SOURCE = "keylane.source"
 """The property that has the partition and the offset of the message that a row was made of."""
 
 
-def source_of(row: Message) -> tuple[int, int] | None:
+def source_of(row: Message[Any]) -> tuple[int, int] | None:
     """The partition id and the offset of the message that a row was made of; None: the row does not say."""
     try:
         text = row.properties.get(SOURCE)

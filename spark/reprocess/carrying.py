@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from ...protocol.errors import CutOverError
 from ...protocol.reprocess.manifest import Manifest
-from .messages import SOURCE
+from ...protocol.reprocess.sources import SOURCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,9 @@ from ...arrow.column_hash import hash_column
 from ...producer.tables.arrow import Column
 from ...protocol.errors import CompareError, CutOverError
 from ...protocol.reprocess.manifest import JobPiece
+from ...protocol.reprocess.sources import SOURCE
 from .carrying import sources_of
-from .messages import PROPERTIES, REPLAY, SOURCE
+from .messages import PROPERTIES, REPLAY
 
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]

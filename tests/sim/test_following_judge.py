@@ -8,7 +8,7 @@ import pytest
 
 from keylane.checker.events import Ranged, Sent, Settled, Stored
 from sim.following.judge import Truth, check_follower, truth_of
-from sim.following.notes import Given, Kept, Opened
+from sim.following.notes import Given, Kept, Opened, Told
 
 FIRST = Opened(0, 0, after_keeping=False)
 KEY = b"k0"
@@ -81,7 +81,8 @@ def test_follower_is_owed_what_is_left_of_what_was_sent_since_it_began():
     last = next(instant for value, (instant, *_) in TRUTH.sent.items() if value == b"p0.1:2")
     assert not told([Opened(last, last, after_keeping=False), ALL[2]])
     assert "not given" in told([Opened(last, last, after_keeping=False)])
-    assert not told([FIRST, ALL[2]], stored_at(*THREE, firsts={1: 2}))
+    assert not told([FIRST, Told(1, 2), ALL[2]], stored_at(*THREE, firsts={1: 2}))
+    assert "not given" in told([FIRST, ALL[2]], stored_at(*THREE, firsts={1: 2}))
     assert not told([FIRST, ALL[2]], stored_at(*THREE, lost={1}))
     assert not told([FIRST, *ALL[:2]], whole=False)
     assert "not given b'p0.1:1'" in told([FIRST, ALL[0], ALL[2]], whole=False)
@@ -99,3 +100,60 @@ def test_broadcast_may_be_given_messages_of_other_keys_in_any_order():
     notes = [FIRST, Given(1, 2, b"k1", b"p0.1:9"), *ALL]
     assert "behind offset 2" in told(notes, truth)
     assert not told(notes, truth, in_turn=False)
+
+
+ROWS = ((1, 0), (1, 1), (3, 0))
+CARRIED = stored_at(*ROWS, carried=True, members={2, 3})
+CARRIED.stored |= {(2, 0): (KEY, b"p0.1:0"), (2, 1): (KEY, b"p0.1:1")}
+"""Two messages of partition 1, which is gone, the rows in partition 2 that took their place, and a message behind them."""
+MESSAGES = [given(number, place) for number, place in enumerate(ROWS)]
+IN_ROWS = [given(0, (2, 0)), given(1, (2, 1))]
+
+
+def test_follower_is_clean_when_each_message_came_once_as_itself_or_as_its_row():
+    assert not told([FIRST, *MESSAGES], CARRIED)
+    assert not told([FIRST, *IN_ROWS, MESSAGES[2]], CARRIED)
+    assert not told([FIRST, MESSAGES[0], IN_ROWS[1], MESSAGES[2]], CARRIED)
+
+
+@pytest.mark.parametrize(
+    ("notes", "problem"),
+    [
+        ([*MESSAGES[:2], IN_ROWS[1], MESSAGES[2]], "was given (2, 1) again, as (1, 1)"),
+        ([MESSAGES[0], MESSAGES[2]], "was not given b'p0.1:1' at (2, 1)"),
+        ([MESSAGES[0], MESSAGES[2], IN_ROWS[1]], "number 1 of p0.1 and b'k0' at (2, 1) behind number 2"),
+    ],
+)  # fmt: skip
+def test_follower_is_told_of_when_a_message_and_its_row_came_or_none_of_them(notes, problem):
+    assert problem in told([FIRST, *notes], CARRIED)
+
+
+def test_follower_is_not_owed_messages_whose_rows_are_left_when_they_are_gone():
+    """Of partition 1 nothing is owed, although nothing of it was removed one by one."""
+    hidden = stored_at((1, 0), (3, 0), members={3})
+    assert not told([FIRST, given(1, (3, 0))], hidden)
+    assert "was not given b'p0.1:0'" in told([FIRST, given(1, (3, 0))], stored_at((1, 0), (3, 0)))
+
+
+def test_follower_is_told_of_when_it_was_given_messages_of_two_subjects_of_a_name():
+    lives = [{1}, {2}]
+    assert "several subjects of one name" in told([FIRST, *ALL], stored_at(*THREE, lives=lives))
+    anew = [FIRST, *ALL[:2], FIRST, ALL[2]]
+    assert not told(anew, stored_at(*THREE, lives=lives, members={2}))
+
+
+def test_numbers_may_fall_when_messages_may_leave_their_partition():
+    notes = [FIRST, given(0, (1, 0)), given(2, (1, 1)), given(1, (1, 2))]
+    truth = stored_at((1, 0), (1, 2), (1, 1))
+    assert "number 1 of p0.1 and b'k0' at (1, 2) behind number 2" in told(notes, truth)
+    assert not told(notes, stored_at((1, 0), (1, 2), (1, 1), in_order=False))
+
+
+def test_follower_is_owed_what_a_dying_broker_was_removing_when_it_was_not_told():
+    """The messages are on the disk again."""
+    truth = stored_at(*THREE, removing={1: 2})
+    assert "was not given b'p0.1:0' at (1, 0)" in told([FIRST, ALL[2]], truth)
+    assert "was not given b'p0.1:1' at (1, 1)" in told([FIRST, Told(1, 1), ALL[2]], truth)
+    assert not told([FIRST, Told(1, 2), ALL[2]], truth)
+    assert not told([FIRST, ALL[2]], truth, notes_removals=False)
+    assert "was not given b'p0.1:2' at (2, 0)" in told([FIRST, Told(2, 9), *ALL[:2]], truth)

@@ -19,6 +19,7 @@ from keylane.checker.findings import Findings
 from keylane.consumer.reading.reader import Reader
 from keylane.protocol.control import CreateSubject, DeleteSubject
 from keylane.protocol.errors import (
+    FlushFailedError,
     GroupBusyError,
     KeylaneError,
     NotSentError,
@@ -465,8 +466,8 @@ class CutOvers(Feature):
                 return await ask()
             except KeylaneError as error:
                 passes = error.retry is not RetryRule.NEVER or isinstance(
-                    error, OperationRunningError | OperationForwardError
-                )
+                    error, OperationRunningError | OperationForwardError | FlushFailedError
+                )  # the last: somebody starts the broker again
                 if not passes:
                     raise
                 self.world.trace(f"again: {error!r}")

@@ -40,7 +40,9 @@ class Following(World):
     def __init__(self, seed: int, *, draws: str) -> None:
         self.followers: list[FollowingHost] = []
         self._firsts: dict[int, int] = {}
-        """Of the subject's partitions on the brokers' disks at the end: the first offset that no removal has touched."""
+        """Of the subject's partitions on the brokers' disks at the end: the first offset."""
+        self._removing: dict[int, int] = {}
+        """Of these: the end of what was removed, also where the broker died before its disk said so."""
         self._times_s: list[float] = []
         """The true time of each event of the history."""
         super().__init__(seed)
@@ -158,8 +160,8 @@ class Following(World):
         self, store: Store, partition_id: int, partition: HostedPartition, removed: Removed
     ) -> None:
         if partition.facts.subject == self.followed:
-            # Readers were told what the broker had removed, also where it died before its disk said so.
-            self._firsts[partition_id] = max(partition.first_offset, removed.upto(partition_id))
+            self._firsts[partition_id] = partition.first_offset
+            self._removing[partition_id] = removed.upto(partition_id)
         super()._read_log(store, partition_id, partition, removed)
 
     def judge(self, drained_s: float) -> Outcome:
@@ -172,6 +174,7 @@ class Following(World):
             self.history,
             partitions=self._firsts.keys(),
             firsts=self._firsts,
+            removing=self._removing,
             lost=self.shelf.lost,
             in_order=self.swarm.strict or self.swarm.static,
             static=self.swarm.static,
@@ -189,6 +192,7 @@ class Following(World):
                 truth,
                 key=manners.key if manners else None,
                 in_turn=manners is not None,
+                notes_removals=manners is not None,
                 whole=whole,
             )
         return problems

@@ -128,7 +128,9 @@ class FollowedFeatureWorld(Following, FeatureWorld):
             chain(self.history, *dropped.values()),
             partitions=hosted | dropped.keys(),
             firsts=self._firsts,
+            removing=self._removing,
             lost=self.shelf.lost,
+            in_order=self.swarm.strict or self.swarm.static or type(feature) in FOLLOWED,
             static=self.swarm.static,
             members=members,
             carried=isinstance(feature, CutOvers),
@@ -137,10 +139,13 @@ class FollowedFeatureWorld(Following, FeatureWorld):
 
     def _dropped(self) -> dict[int, list[Event]]:
         """By partition that was dropped: its range, and every message that was stored there."""
-        dropped: dict[int, list[Event]] = {}
+        by_partition: dict[int, list[Event]] = {}
         for broker in self.brokers:
             assert isinstance(broker, DroppingBrokerHost)
             for number, events in broker.dropped.items():
                 if broker.subjects[number] == self.followed:
-                    dropped[number] = [*events.values(), *broker.removed.before(number, MAX_I64)]
-        return dropped
+                    by_partition[number] = [
+                        *events.values(),
+                        *broker.removed.before(number, MAX_I64),
+                    ]
+        return by_partition

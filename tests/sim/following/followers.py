@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import starmap
 from typing import Any
 
 from keylane.broker.partition.partition import HostedPartition
@@ -26,7 +27,9 @@ from keylane.protocol.errors import (
     SubjectUnknownError,
     UnreachableError,
 )
+from keylane.protocol.ids import MAX_I64
 from keylane.protocol.message import Message
+from keylane.protocol.operations import PartitionHistory
 from keylane.protocol.routing import logical_partition
 from keylane.rpc.environment import Environment
 from keylane.testing.machines.network import SimNetwork
@@ -35,7 +38,7 @@ from sim.actors.clients import SUBJECT
 from sim.actors.hosts import Host
 from sim.actors.onlooker import SmallReader
 from sim.actors.users import Identities
-from sim.following.notes import Given, Kept, Note, Opened
+from sim.following.notes import Given, Kept, Note, Opened, Told
 
 AGAIN_S = 0.3
 """Between an error that may pass and the next try."""
@@ -134,6 +137,28 @@ class FollowingHost(Host, ABC):
         self.notes.append(Given(*place, message.key, message.value, *queue))
 
 
+class TellingReader(SmallReader):
+    """Notes what it was told to be removed."""
+
+    told: Callable[[Told], None]
+
+    def _note_gone(self, gone: list[PartitionHistory]) -> None:
+        self._note_all_gone(gone)
+        super()._note_gone(gone)
+
+    def _leave_out(self, place: Any, past: PartitionHistory) -> None:
+        self._note_all_gone([past])
+        super()._leave_out(place, past)
+
+    def _note_all_gone(self, gone: list[PartitionHistory]) -> None:
+        for past in gone:
+            self.told(Told(int(past.partition.partition_id), MAX_I64))
+
+    def _skip_removed(self, place: Any, error: OffsetOutOfRangeError) -> None:
+        super()._skip_removed(place, error)
+        self.told(Told(int(place.partition.partition_id), error.first_offset or 0))
+
+
 class ReadingHost(FollowingHost):
     """
     Follows with a reader.
@@ -152,7 +177,7 @@ class ReadingHost(FollowingHost):
         """The positions that the program has kept; they outlive its process."""
         self._since: datetime | None = None
         self._owed = 0
-        self._reader: SmallReader | None = None
+        self._reader: TellingReader | None = None
         self._closing = False
         self._identities = Identities(random.Random(self.rng.getrandbits(64)))
 
@@ -224,11 +249,14 @@ class ReadingHost(FollowingHost):
     async def _follow(self) -> None:
         began, kept = self._tick(), self._kept is not None
         start = self._start()
-        reader = SmallReader(
+        reader = TellingReader(
             self._meta, self.subject, start=start, key=self.manners.key, follow=True, call_timeout_ms=1_000,
             _environment=self._environment(self._identities),
         )  # fmt: skip
+        told: list[Told] = []  # at the opening, which begins a life
+        reader.told = told.append
         async with reader:
+            reader.told = self.notes.append
             opened = self._tick()
             owed = self._owed if isinstance(start, datetime) and self._owed >= 0 else opened
             self.notes.append(
@@ -239,10 +267,14 @@ class ReadingHost(FollowingHost):
                     latest=start == "latest" and not self.sees_copies,
                 )
             )
+            self.notes += told
+            known = start if isinstance(start, dict) else {}
+            begun = reader.positions.items() - known.items()  # behind what was removed
+            self.notes += starmap(Told, begun)
             self._reader = reader
             await self._read_on(reader)
 
-    async def _read_on(self, reader: SmallReader) -> None:
+    async def _read_on(self, reader: TellingReader) -> None:
         rng, manners = self.rng, self.manners
         while not self._closing:
             try:
@@ -266,7 +298,7 @@ class ReadingHost(FollowingHost):
         self._closing = False
         self._keep(reader)
 
-    def _keep(self, reader: SmallReader) -> None:
+    def _keep(self, reader: TellingReader) -> None:
         if self.manners.keeps:
             self._kept = dict(reader.positions)
             self.notes.append(Kept())
@@ -279,6 +311,7 @@ class ReadingHost(FollowingHost):
         if self._kept.get(partition_id, first) >= first:
             return False
         self._kept = self._kept | {partition_id: first}
+        self.notes.append(Told(partition_id, first))
         return True
 
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from keylane.checker.events import Event, Ranged, Sent, Settled, Stored
 from keylane.protocol.routing import logical_partition
-from sim.following.notes import Given, Kept, Note, Opened
+from sim.following.notes import Given, Kept, Note, Opened, Told
 
 PROBLEMS_MAX = 8
 Place = tuple[int, int]
@@ -35,7 +36,9 @@ class Truth:
     """Identity → the instant at which the producer was told of the message's place."""
     ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
     firsts: Mapping[int, int] = field(default_factory=dict)
-    """Partition id → the first offset that nothing has removed."""
+    """Partition id → the first offset on the broker's disk at the end."""
+    removing: Mapping[int, int] = field(default_factory=dict)
+    """Partition id → the end of what was removed, also where the broker died meanwhile, so that some is there again."""
     lost: Collection[int] = ()
     """Partitions on lost disks."""
     in_order: bool = True
@@ -58,11 +61,11 @@ class Truth:
         start, end = self.ranges.get(place[0], (0, 0))
         return bool(key) and start <= logical_partition(key) < end
 
-    def is_left(self, place: Place) -> bool:
-        """Whether nothing has removed the message, so that no reader may miss it."""
-        if self.members is not None and place[0] not in self.members:
+    def is_member(self, partition_id: int) -> bool:
+        """Whether readers find messages in a partition at the end, or found them before retention took them."""
+        if self.members is not None and partition_id not in self.members:
             return False
-        return place[0] not in self.lost and place[1] >= self.firsts.get(place[0], 0)
+        return partition_id not in self.lost
 
 
 def truth_of(
@@ -92,7 +95,7 @@ def truth_of(
 class FollowingLife:
     """What a program has seen since it last began without kept positions."""
 
-    def __init__(self, truth: Truth, name: str, *, in_turn: bool) -> None:
+    def __init__(self, truth: Truth, name: str, *, in_turn: bool, notes_removals: bool) -> None:
         self._truth = truth
         self._in_turn = in_turn
         self._name = name
@@ -101,7 +104,23 @@ class FollowingLife:
         self.opened: Opened | None = None
         self._kept = 0
         """The number of those in `given` that are behind the positions which were kept last."""
+        self._told: dict[int, int] | None = {} if notes_removals else None
+        """Partition id → the end of what the program was told to be removed; None: it does not note that."""
         self.problems: list[str] = []
+
+    def told(self, note: Told) -> None:
+        """Note what a program was told to be removed."""
+        if self._told is not None:
+            self._told[note.partition_id] = max(note.offset, self._told.get(note.partition_id, 0))
+
+    def _is_left(self, place: Place) -> bool:
+        """Whether nothing had removed the message when the program could have got it, by brokers and by what it was told."""
+        if not self._truth.is_member(place[0]):
+            return False
+        end = max(self._truth.firsts.get(place[0], 0), self._truth.removing.get(place[0], 0))
+        if self._told is not None:
+            end = min(end, self._told.get(place[0], 0))
+        return place[1] >= end
 
     def reopened(self, opened: Opened) -> None:
         """Note that a reader goes on; what was given after the keeping may come again."""
@@ -221,7 +240,7 @@ class FollowingLife:
                 and wanted
                 and (whole or passed)
                 and self._truth.identity(place, value) not in self.given
-                and self._truth.is_left(place)
+                and self._is_left(place)
             ):
                 self._tell(f"was not given {value!r} at {place}")
 
@@ -233,6 +252,7 @@ def check_follower(
     *,
     key: bytes | None = None,
     in_turn: bool = True,
+    notes_removals: bool = True,
     whole: bool,
 ) -> list[str]:
     """
@@ -241,19 +261,23 @@ def check_follower(
     Args:
         key: it wanted the messages of this key alone; None: all.
         in_turn: it was given the messages of a partition one by one; else only those of a key.
+        notes_removals: it notes what it was told to be removed; else it may have been told whatever brokers removed.
         whole: the run was quiet at the end, and the follower had time to read everything.
     """
-    lives = [FollowingLife(truth, name, in_turn=in_turn)]
+    new_life = partial(FollowingLife, truth, name, in_turn=in_turn, notes_removals=notes_removals)
+    lives = [new_life()]
     for note in notes:
         match note:
             case Opened():
                 if not note.after_keeping and lives[-1].opened is not None:
-                    lives.append(FollowingLife(truth, name, in_turn=in_turn))
+                    lives.append(new_life())
                 lives[-1].reopened(note)
             case Given():
                 lives[-1].give(note)
             case Kept():
                 lives[-1].keep()
+            case Told():
+                lives[-1].told(note)
     problems = [
         problem
         for life in lives

@@ -1,4 +1,5 @@
-"""What a follower notes: when its reader was opened, what it was given, when it kept its positions.  Pure."""
+"""What a follower notes: when its reader was opened, what it was given, when it kept its positions, and what it was told
+to be removed.  Pure."""
 
 from __future__ import annotations
 
@@ -33,4 +34,11 @@ class Kept(NamedTuple):
     """The program kept the reader's positions, behind all that it was given."""
 
 
-Note = Opened | Given | Kept
+class Told(NamedTuple):
+    """The reader was told that what lies before an offset of a partition is removed."""
+
+    partition_id: int
+    offset: int
+
+
+Note = Opened | Given | Kept | Told

@@ -12,16 +12,21 @@ from sim.mutants.mutant import Breaks, Patches
 
 def rows_come_beside_their_messages(patches: Patches) -> None:
     """Rows are given although their messages came before."""
-    patches.set(ReplacingRows, "needs_no", lambda _self, _row, _has_had: False)
+    patches.set(ReplacingRows, "needs_no", lambda _self, _row, _had: False)
 
 
 def rows_are_all_left_out(patches: Patches) -> None:
     """Rows are left out although their messages never came."""
 
-    def needs_no(self: Any, row: Any, _has_had: Any) -> bool:
-        return bool(real(self, row, lambda _partition_id, _offset: True))
+    def needs_no(self: Any, row: Any, _had: Any) -> bool:
+        return bool(real(self, row, lambda _partition_id, _start, _end: True))
 
     real = patches.set(ReplacingRows, "needs_no", needs_no)
+
+
+def rows_of_rows_come_again(patches: Patches) -> None:
+    """Rows of rows are given although the messages behind them came before."""
+    patches.set(ReplacingRows, "_is_behind", lambda _self, _partition_id, _had: False)
 
 
 def later_subjects_of_the_name_are_read(patches: Patches) -> None:
@@ -42,6 +47,7 @@ def replaced_messages_count_as_read(patches: Patches) -> None:
 BREAKS: tuple[Breaks, ...] = (
     rows_come_beside_their_messages,
     rows_are_all_left_out,
+    rows_of_rows_come_again,
     later_subjects_of_the_name_are_read,
     replaced_messages_count_as_read,
 )

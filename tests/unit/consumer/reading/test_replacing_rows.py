@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from keylane.consumer.reading.lineage_order import LineageOrder
-from keylane.consumer.reading.replacing_rows import ReplacingRows
+from keylane.consumer.reading.replacing_rows import Had, ReplacingRows
 from keylane.protocol.message import Message, pack_properties
 from keylane.protocol.reprocess.sources import SOURCE
 from keylane.protocol.routing import PartitionState
@@ -19,21 +21,67 @@ def row(partition_id: int, source: str = "") -> Message:
     return Message("s", b"k", b"v", 0, partition_id, 0, packed_properties=properties)
 
 
+def had_of(positions: dict[int, int]) -> Had:
+    """What a reader with these positions has had."""
+    return lambda partition_id, _start, end: end <= positions.get(partition_id, 0)
+
+
 def test_row_is_left_out_when_its_message_was_given():
     rows = ReplacingRows()
     rows.learn(PUBLISHED)
-    had = lambda partition_id, offset: (partition_id, offset) < (1, 5)  # noqa: E731 - as short as it is
+    had = had_of({1: 5})
     assert rows.needs_no(row(2, "1/4"), had)
     assert not rows.needs_no(row(2, "1/5"), had)
     assert not rows.needs_no(row(2), had)
     assert not rows.needs_no(row(3, "1/4"), had)
 
 
+TWICE = [
+    past(1, 0, 1024, state=PartitionState.EXPIRED),
+    past(2, 0, 1024, 1, state=PartitionState.EXPIRED),
+    past(3, 0, 1024, 1, 2, state=PartitionState.EXPIRED),
+    past(4, 0, 1024, 3),
+    past(5, 0, 1024, 3, 4, state=OPEN),
+]
+"""Rows 2 took the place of messages 1, and rows 4 that of rows 2 and of messages 3."""
+
+
+def test_row_of_a_row_is_left_out_when_all_messages_behind_it_were_given():
+    rows = ReplacingRows()
+    rows.learn([replace(each, end_offset=8) for each in TWICE])
+    assert rows.needs_no(row(4, "2/6"), had_of({1: 8}))
+    assert rows.needs_no(row(4, "2/6"), had_of({1: 8, 2: 3}))
+    assert rows.needs_no(row(4, "2/6"), had_of({2: 7}))
+    assert not rows.needs_no(row(4, "2/6"), had_of({1: 7}))
+    assert not rows.needs_no(row(4, "2/6"), had_of({}))
+    assert not rows.needs_no(row(4, "3/6"), had_of({1: 8}))
+    assert not rows.needs_no(row(4, "9/6"), had_of({1: 8}))
+
+
+def test_row_of_a_row_is_left_out_when_an_empty_partition_lies_between():
+    rows = ReplacingRows()
+    ends = {1: 8, 9: 0, 2: 8, 3: 8, 4: 8}
+    between = past(9, 0, 1024, 1, state=PartitionState.EXPIRED)
+    parents = {2: (9,), 3: (9, 2)}
+    history = [
+        replace(
+            each,
+            end_offset=ends.get(number),
+            partition=replace(each.partition, parents=parents.get(number, each.partition.parents)),
+        )
+        for each in (*TWICE, between)
+        for number in (int(each.partition.partition_id),)
+    ]
+    rows.learn(history)
+    assert rows.needs_no(row(4, "2/6"), had_of({1: 8}))
+    assert not rows.needs_no(row(4, "2/6"), had_of({1: 7}))
+
+
 def test_rows_that_are_published_behind_messages_are_no_replacement():
     """A resize, and a publication without a cut."""
     rows = ReplacingRows()
     rows.learn([past(1, 0, 1024), past(2, 0, 1024, 1), past(3, 0, 512, 2), past(4, 512, 1024, 2)])
-    assert not any(number in rows for number in range(5))
+    assert not rows.ids
 
 
 def test_rows_are_read_before_what_continues_them_when_that_was_known_already():
