@@ -20,7 +20,7 @@ from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import Environment, environment_of
 from ..rpc.home import Resident
-from ..rpc.race import Race
+from ..rpc.race import Race, error_of
 from .assignments import Assignments
 from .broadcast import Broadcast, check_broadcast
 from .delivery.alone_turn import AloneTurn
@@ -42,7 +42,7 @@ log = logging.getLogger("keylane.consumer")
 H = TypeVar("H", bound=Callable[..., Any])
 
 
-class Consumer(Resident, Owned, Taking[V]):
+class Consumer(Owned, Taking[V], Resident):
     """
     Handles the messages of a subject for a consumer group.
 
@@ -521,7 +521,7 @@ class Consumer(Resident, Owned, Taking[V]):
 
     async def _run(self, stop: asyncio.Event) -> None:
         async with Race() as race:
-            ended = race.start(self.wait(), name="wait for the end")
+            ended = race.start(error_of(self.wait()), name="wait for the end")
             race.start(stop.wait(), name="wait for a signal")
             await race.first()
             if not ended.done():
@@ -529,7 +529,8 @@ class Consumer(Resident, Owned, Taking[V]):
                 if isinstance(self._dispatch, Stream):
                     await self._dispatch.finish()
                 await self.close()
-            await ended
+            if (error := await ended) is not None:
+                raise error
 
     async def wait(self) -> None:
         """

@@ -17,7 +17,7 @@ from ..protocol.errors import (
 )
 from ..protocol.ids import check_name
 from ..rpc.environment import environment_of
-from ..rpc.race import Race
+from ..rpc.race import Race, error_of
 from .dispatches import Calls
 
 _UNSENDABLE = re.compile("[\0\ud800-\udfff]")
@@ -130,12 +130,13 @@ class Several:
         if not self.members:
             raise ClosedError("the consumer was never opened")
         async with Race() as race:
-            waits = [race.start(member.wait()) for member in self.members]
+            waits = [race.start(error_of(member.wait())) for member in self.members]
             left = set(waits)
             while left:
                 done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
                 for each in done:
-                    each.result()
+                    if (error := each.result()) is not None:
+                        raise error
 
     async def run(self) -> None:
         """Open the members if they are not, wait for a signal, the end of one or `close`, and close all."""
@@ -151,11 +152,11 @@ class Several:
                 return
             try:
                 async with Race() as race:
-                    ended = race.start(self.wait(), name="wait for the end")
+                    ended = race.start(error_of(self.wait()), name="wait for the end")
                     race.start(stop.event.wait(), name="wait for a signal")
                     await race.first()
-                    if ended.done():
-                        ended.result()
+                    if ended.done() and (error := ended.result()) is not None:
+                        raise error
             finally:
                 await self.close()
 

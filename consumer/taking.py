@@ -14,7 +14,7 @@ from ..protocol.settings import range_problems, refuse_call
 from ..rpc.home import Home
 from .handling.arrow_batch import ArrowBatch, check_arrow
 from .handling.stream import NEXTS, Stream
-from .handling.taken import ack_all, listed, nack_all
+from .handling.taken import ack_all, count_try, listed, nack_all
 from .handling.workers import Workers
 from .settings import RECORDS_MAX, ConsumerSettings, FailurePolicy
 
@@ -116,6 +116,11 @@ class Taking(Generic[V]):
             except StopAsyncIteration:
                 return
             yield batch
+
+    def _note_error(self, error: BaseException | None) -> None:
+        """Note that the block of the consumer ends, with `error`: it may be that of the message in hand."""
+        if error is not None and isinstance(self._dispatch, Stream) and self._home.here:
+            count_try(self._dispatch, error)
 
     @property
     def _stream(self) -> Stream:

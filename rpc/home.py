@@ -228,7 +228,11 @@ class Resident(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._note_error(error)
         await self.close()
+
+    def _note_error(self, error: BaseException | None) -> None:  # noqa: B027 - most clients need none
+        """Note that the block of the client ends, with `error`."""
 
     def __reduce_ex__(self, _protocol: object) -> Any:
         raise InvalidRequestError(

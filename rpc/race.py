@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -53,3 +53,18 @@ class Race:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def error_of(work: Awaitable[object]) -> BaseException | None:
+    """
+    The error that `work` ends with, None: it ends without one.  Raises CancelledError: this is cancelled.
+
+    A task that raises a SystemExit or a KeyboardInterrupt ends the event loop at once; one of this does not.
+    """
+    try:
+        await work
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - raised where the task is awaited
+        return error
+    return None

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from functools import partial
+from types import TracebackType
 from typing import Any, Generic, NoReturn, Self
 
 from ..consumer import (
@@ -201,7 +202,15 @@ class SyncConsumer(Generic[V]):
     def __enter__(self) -> Self:
         return self.open()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None and self._thread.state == "open":
+            with contextlib.suppress(ClosedError):
+                self._thread.run(partial(self._consumer.__aexit__, kind, error, trace))
         self.close()
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────

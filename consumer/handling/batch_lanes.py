@@ -34,6 +34,11 @@ _QueueKey = tuple[int, Any]
 """Partition, and the delivery of redriven messages; None: of all others."""
 _by_offset = attrgetter("offset")
 
+WHOLE_TRIES = 2
+"""A batch that failed so often is halved."""
+PART_BITS = 4
+"""One whose messages failed so often under earlier owners comes in 16 parts, after one more try in 256, and so on."""
+
 
 class _Queue:
     """The messages of one partition that no batch has and no busy key holds back; redriven ones have queues of their own."""
@@ -295,8 +300,9 @@ class BatchLanes:
     def _fill(self, queue: _Queue) -> Batch | None:
         """A batch of ready messages; None if all that were looked at are parked, or their keys are busy."""
         queue.open(self._max)
-        chunk, unsorted = queue.ready[: self._max], queue.unsorted
-        del queue.ready[: self._max]
+        most = self._most(queue)
+        chunk, unsorted = queue.ready[:most], queue.unsorted
+        del queue.ready[:most]
         if not queue.count:
             queue.ripe = not self._waits
         if not queue.ready:
@@ -323,6 +329,17 @@ class BatchLanes:
         if keys is None:
             self._lone = batch
         return batch
+
+    def _most(self, queue: _Queue) -> int:
+        """
+        Messages of the next batch, at most; fewer, if the first one failed under earlier owners.
+
+        A batch that ends its consumer each time would never be halved otherwise.
+        """
+        if not (queue.lasts and queue.ready):
+            return self._max
+        more = queue.ready[0].attempt - 1 - WHOLE_TRIES
+        return self._max if more < 0 else max(1, self._max >> (more + 1) * PART_BITS)
 
     def _note_lone(self) -> None:
         """Note the keys of the batch that ran alone."""

@@ -23,16 +23,13 @@ from ...protocol.message import Message
 from ..pulling.pull_client import PullClient
 from ..settings import FailurePolicy
 from .batch import Batch
-from .batch_lanes import BatchLanes
+from .batch_lanes import WHOLE_TRIES, BatchLanes
 from .failing import Failing
 from .handlers import BatchHandler
 from .lanes import Lanes, UnopenedBatch
 from .log_throttle import LogThrottle
 from .not_acked import Retry, only_retry
 from .workers import MESSAGES_PER_TURN, Workers
-
-WHOLE_TRIES = 2
-"""A batch that failed so often is halved."""
 
 
 class BatchWorkers(Workers):

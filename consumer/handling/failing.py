@@ -87,8 +87,10 @@ class Failing:
         """What is kept of the error."""
         return failure_of(error, client=self.client, at_ms=self.wall_ms(), attempts=attempts)
 
-    def given_back(self, attempts: int) -> Failure:
-        """What is kept of a message that the program gave back too often."""
+    def given_back(self, attempts: int, error: BaseException | None = None) -> Failure:
+        """What is kept of a message that the program gave back, or whose loop body ended with `error`."""
+        if error is not None:
+            return self.failure(error, attempts)
         return nack_of(client=self.client, at_ms=self.wall_ms(), attempts=attempts)
 
     def hanging(self, what: str, attempt: int) -> Failure:

@@ -115,10 +115,10 @@ class Stream:
         self._turn_left = MESSAGES_PER_TURN
         self._error: BaseException | None = None
         self._closed = False
-        self._current: Message | None = None
+        self.current: Message | None = None
         """The message that the loop body was given last, while it runs."""
         self._seen: Message | None = None
-        """`_current` at the last check; `_seen_ms` says since when."""
+        """`current` at the last check; `_seen_ms` says since when."""
         self._seen_ms = 0
         self._watch, self._held = StreamWatch(), LongUnacked()
         self._iterated = False
@@ -152,6 +152,11 @@ class Stream:
         stored = sum(batch.count for batch in self._stored)
         return len(self._waiting) + stored + paused + self._in_hand.waiting + self._arrow.waiting
 
+    @property
+    def unacked(self) -> int:
+        """Messages that are with the user."""
+        return sum(client.outstanding for client in self._clients) - self._here
+
     # ── the ways to take messages ────────────────────────────────────────────────────────────────────
     async def next(self) -> Message:
         """
@@ -167,7 +172,7 @@ class Stream:
         if self._quick and task is self._task:
             self._turn_left -= 1
             if self._turn_left and (message := self._take_one()) is not None:
-                self._current = message
+                self.current = message
                 return message
             self._turn_left += 1
         if task is not self._task or self._asked.is_set():
@@ -184,7 +189,7 @@ class Stream:
                 self._check_open()
                 message = self._take_one()
                 if message is not None:
-                    self._current = message
+                    self.current = message
                     self._quick = True
                     self._alone = self._filtering is None and not self._paused
                     return message
@@ -203,7 +208,7 @@ class Stream:
                 await asyncio.sleep(0)  # for heartbeats and pulls
                 taken = self._take(max_records)
                 if taken or self._boot_ns() >= until_ns:
-                    self._current = taken[0] if taken else None
+                    self.current = taken[0] if taken else None
                     return taken or []
                 if taken is None:
                     due_ns = self._in_hand.next_ns()
@@ -256,7 +261,7 @@ class Stream:
             self._begun.set()
         self._asked.set()
         self._iterated = True
-        self._current = None
+        self.current = None
 
     def _check_open(self) -> None:
         if self._error is not None:
@@ -271,7 +276,7 @@ class Stream:
             return None
         message = self._in_hand.take_alone(self._waiting, self._boot_ns)
         if message is not None:
-            self._turn_left, self._current = left, message
+            self._turn_left, self.current = left, message
         return message
 
     def ack_hand(self, messages: list[Message]) -> bool:
@@ -393,7 +398,9 @@ class Stream:
                 await self._work.wait()
 
     # ── messages given back ──────────────────────────────────────────────────────────────────────────
-    def nack(self, message: Message, after_s: float) -> list[Message]:
+    def nack(
+        self, message: Message, after_s: float, error: BaseException | None = None
+    ) -> list[Message]:
         """
         Hand a message out again in `after_s`, and later ones of its key only once it is acked; or set it aside.
 
@@ -401,13 +408,14 @@ class Stream:
             The message, and the later ones of its key that the user has: they come again with it, or are parked.
         """
         wait_ms = self._failing.asked_ms(wait_ms_of(after_s), message.attempt)
-        failure = self._failing.given_back(message.attempt)
+        failure = self._failing.given_back(message.attempt, error)
         if self._failing.is_last_try(message):
             return self._set_aside(message, failure, wait_ms)
         message.delivery.note_failed(message, failure)  # type: ignore[union-attr]
         now_ns, sealed = self._boot_ns(), client_of(message).sealed
         named = (message, failure.kind, now_ns // 1_000_000, wait_ms)
-        _warn(self._log_throttle.failed(*named, asked_for=failure.text, sealed=sealed))
+        asked = None if error is not None else failure.text
+        _warn(self._log_throttle.failed(*named, asked_for=asked, sealed=sealed))
         back = self._in_hand.give_back(message, now_ns + wait_ms * 1_000_000)
         for each in back:
             each.attempt += 1
@@ -458,9 +466,7 @@ class Stream:
         self._alone = False
         held = self._paused.setdefault(partition_id, [])
         held += [message for message in self._waiting if message.partition_id == partition_id]
-        self._waiting = deque(
-            message for message in self._waiting if message.partition_id != partition_id
-        )
+        self._waiting = deque(each for each in self._waiting if each.partition_id != partition_id)
 
     def resume(self, partition_id: int) -> None:
         """Hand messages of a partition out again."""
@@ -485,8 +491,7 @@ class Stream:
         if self._task is not None and not self._task.done():
             if task is not None and getattr(task.get_coro(), "cr_code", None) in NEXTS:
                 return
-            unacked = sum(client.outstanding for client in self._clients) - self._here
-            if unacked:
+            if unacked := self.unacked:
                 raise OtherTaskError(
                     f"another task iterates over this consumer: it took {counted(unacked, 'message')} "
                     "that it has not acked",
@@ -501,11 +506,7 @@ class Stream:
         That is when all of them are acked; or when the user asks for the next message after `handover_ms`, or after the
         end of the lease; or after `leave`.
         """
-        kept = deque(
-            message
-            for message in self._waiting
-            if message.delivery.client is not client  # type: ignore[union-attr]
-        )
+        kept = deque(each for each in self._waiting if client_of(each) is not client)
         stored = deque(batch for batch in self._stored if batch.client is not client)
         opened = sum(batch.count for batch in self._stored if batch.client is client)
         given_back = self._in_hand.drop(client.is_of)
@@ -555,13 +556,13 @@ class Stream:
     def look(self) -> None:
         """Log and tell what the program holds for long; log a consumer that is never iterated.  Call it every second or so."""
         now_ms = self._boot_ns() // 1_000_000
-        self._held.look(self._current, self._in_hand, self._failing, now_ms)
-        if self._current is not None and self._current is self._seen:
+        self._held.look(self.current, self._in_hand, self._failing, now_ms)
+        if self.current is not None and self.current is self._seen:
             self._in_hand.hand.spread()  # its ack is to be logged
             line = self._log_throttle.running(self._seen, self._seen_ms, now_ms)
         else:
             line = None if self._seen is None else self._log_throttle.stopped(self._seen, now_ms)
-            self._seen, self._seen_ms = self._current, now_ms
+            self._seen, self._seen_ms = self.current, now_ms
         _warn(line)
         _warn(self._log_throttle.summary(now_ms))
         if not self._iterated and (self._waiting or self._stored):

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable
 from itertools import groupby, islice
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ...protocol.errors import InvalidRequestError, LeaseLostError
 from ...protocol.message import Message, not_handed_out
@@ -28,6 +28,46 @@ NOT_ACKED_MS = 10_000
 """Log a warning if the user waits for messages for this long, and there are none because others are not acked."""
 LOOKED_AT_MAX = 1_000
 """Messages in hand that a look goes through for those that are held for long."""
+
+
+SIGNALS_FROM = 128
+"""By convention a program that a signal ends exits with this and the number of the signal."""
+
+
+class _Taker(Protocol):
+    """The part of a stream that knows what the program has."""
+
+    current: Message[Any] | None
+
+    @property
+    def unacked(self) -> int: ...
+
+    def nack(
+        self, message: Message[Any], after_s: float, error: BaseException | None
+    ) -> list[Message[Any]]: ...
+
+
+def count_try(stream: _Taker, error: BaseException) -> None:
+    """
+    Count the try of the only message that a program has in hand: `error` has left the block of its consumer.
+
+    Of several messages none is counted: which one was handled only the program knows.  Neither is any for an error that a
+    signal raises: a cancellation, a KeyboardInterrupt, or a SystemExit with the code of success or of a signal.
+    """
+    message = stream.current
+    if message is None or stream.unacked != 1 or _is_a_signal(error):
+        return
+    delivery: Any = message.delivery
+    if delivery.client.left_ms > 0 and delivery.has_taken(message):
+        for each in stream.nack(message, 0, error):
+            each.delivery.take_back(each.offset)  # type: ignore[union-attr]
+
+
+def _is_a_signal(error: BaseException) -> bool:
+    if isinstance(error, SystemExit):
+        code = error.code
+        return code is None or (isinstance(code, int) and not 0 < code < SIGNALS_FROM)
+    return isinstance(error, asyncio.CancelledError | GeneratorExit | KeyboardInterrupt)
 
 
 class StreamWatch:

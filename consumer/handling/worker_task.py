@@ -34,6 +34,12 @@ class WorkerTask:
         self.seen_attempt = 0
         self.seen_ms = 0
 
+    def forget(self) -> None:
+        """Forget the message of a worker that has ended, so that no hand-over waits for it."""
+        message, self.message = self.message, None
+        if message is not None:
+            message.delivery.forget(1)  # type: ignore[union-attr]
+
     def cancel_handler(self) -> None:
         """Request that the running handler ends."""
         assert self.task is not None

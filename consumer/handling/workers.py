@@ -164,11 +164,12 @@ class Workers:
         except asyncio.CancelledError:
             if not self._closed:
                 # Perhaps the whole program ends, and the event loop with it.  If not, the consumer must not lose a worker.
-                self._forget_running(worker)
+                worker.forget()
                 asyncio.get_running_loop().call_later(CANCELLED_WAIT_S, self._on_cancelled)
             raise
         except BaseException as error:
-            self._forget_running(worker)
+            self._count_try(worker, error)
+            worker.forget()
             self._on_crash(error)
             if not isinstance(error, KeyboardInterrupt | SystemExit):
                 raise  # those two would end the event loop before anything is handed over
@@ -195,12 +196,17 @@ class Workers:
             return None
         return self._lanes.finish(message.key)
 
-    @staticmethod
-    def _forget_running(worker: WorkerTask) -> None:
-        """Forget the message of a worker that has ended, so that no hand-over waits for it."""
-        if worker.message is not None:
-            worker.message.delivery.forget(1)  # type: ignore[union-attr]
+    def _count_try(self, worker: WorkerTask, error: BaseException) -> None:
+        """Count the try of a handler that ends the consumer, so that the next owner's begins behind it; or set its message aside."""
+        message = worker.message
+        if message is None or isinstance(error, Exception):
+            return
+        if self._is_last(message, error):
             worker.message = None
+            self._set_aside(message, error)
+        else:
+            failure = self._failing.failure(error, message.attempt)
+            message.delivery.note_failed(message, failure)  # type: ignore[union-attr]
 
     def _on_cancelled(self) -> None:
         if not self._closed:
@@ -564,11 +570,7 @@ class Workers:
 
         The next owner may begin only then: a handler that still runs would be out of order.
         """
-        late = [
-            worker
-            for worker in self._workers
-            if worker.message and client_of(worker.message) is client
-        ]
+        late = [one for one in self._workers if one.message and client_of(one.message) is client]
         for worker in late:
             worker.cancel_handler()
         try:

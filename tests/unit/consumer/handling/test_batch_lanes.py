@@ -300,3 +300,20 @@ def test_messages_of_a_shared_group_have_no_order():
     lanes.put(Client(1).messages(b"a", b"a", b"a", b"a"))
     assert lanes.take() is not None
     assert lanes.take() is not None
+
+
+def test_batch_is_a_sixteenth_when_its_first_message_failed_under_earlier_owners():
+    """Else one that ends its consumer each time would come whole for ever."""
+    lanes = BatchLanes(max_records=64)
+    client = Client(1)
+    sizes = []
+    for attempt in (2, 3, 4):
+        messages = client.messages(*(b"k%d" % number for number in range(64)))
+        for message in messages:
+            message.attempt = attempt
+        lanes.put(messages)
+        batch = lanes.take()
+        sizes.append(len(batch))
+        lanes.finish(batch.key)
+        lanes.drop(1, lambda _message: True)
+    assert sizes == [64, 4, 1]
