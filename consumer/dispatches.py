@@ -151,6 +151,7 @@ class Dispatches:
             workers = BatchWorkers(handler, max_records=most, max_wait_ms=wait_ms, **known)
         if threads is not None:
             threads.ends = lambda: workers.ends(asyncio.current_task())
+            threads.on_end = on_crash
         return workers
 
     def end(self) -> None:

@@ -3,7 +3,7 @@
 Invariants
     A handler that runs is waited for, whatever is cancelled: a thread cannot be stopped, so its partition stays until it ends.
     Threads are daemons: a handler that hangs does not keep a program from ending.
-    When the last thread has ended unexpectedly, each handler that waits for one fails, and so does each later one.
+    When the last thread has ended unexpectedly, the consumer ends: no message counts as failed for want of a thread.
     A thread that returns in a forked child ends: the event loop is the parent's.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -37,12 +38,14 @@ class HandlerThreads:
         self._forked = forked
         self.ends: Callable[[], bool] = lambda: False
         """True if the running task, a worker, is to end itself, not only its handler."""
+        self.on_end: Callable[[ConfigError], None] = lambda _error: None
+        """Called in the event loop when a handler has no thread any more: ends the consumer."""
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._count = self._alive = count
         self._alive_lock = threading.Lock()
         self._ended: ConfigError | None = None
         """Why no thread is left."""
-        self._waiting: dict[asyncio.Future[Any], asyncio.AbstractEventLoop] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
         for number in range(count):
             name = f"keylane handler {number}"
             threading.Thread(target=self._serve, name=name, daemon=True).start()
@@ -51,20 +54,19 @@ class HandlerThreads:
         """Run the handler in a thread; returns or raises what it does, also if it was cancelled meanwhile."""
         if not self._count:
             return self._handler(given)
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        self._waiting[future] = loop
-        if self._ended is not None:  # looked at behind that line: the last thread ends what waits
-            del self._waiting[future]
-            raise self._ended
         self._jobs.put((given, future, loop))
+        if self._ended is not None:
+            self.on_end(self._ended)
         cancelled: asyncio.CancelledError | None = None
         while not future.done():
             try:
                 await asyncio.wait([future])
             except asyncio.CancelledError as error:
                 cancelled = error
-        self._waiting.pop(future, None)
+                if self._ended is not None:
+                    raise
         if cancelled is not None and self.ends():
             future.exception()
             raise cancelled
@@ -77,7 +79,7 @@ class HandlerThreads:
             self._end(error)
 
     def _end(self, error: BaseException) -> None:
-        """A thread ends of this error; with the last one, all that waits fails."""
+        """A thread ends of this error; with the last one, the consumer does."""
         with self._alive_lock:
             self._alive -= 1
             if self._alive:
@@ -86,8 +88,9 @@ class HandlerThreads:
             f"the handler threads have ended, of {type(error).__name__}: {error!s:.200}; where gevent patches the program, "
             "patch threads and queues alike: patch_all(), or patch_all(thread=False, queue=False)"
         )
-        for future, loop in list(self._waiting.items()):
-            _tell(loop, future, None, self._ended)
+        if self._loop is not None:  # read behind that line: who begins to wait now sees the error
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self.on_end, self._ended)
 
     def _take_jobs(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -99,14 +102,8 @@ class HandlerThreads:
                 error = raised
             if self._forked() or not _tell(loop, future, result, error):
                 return
-            del (
-                job,
-                given,
-                future,
-                loop,
-                result,
-                error,
-            )  # nothing of a message stays while the thread waits
+            # Nothing of a message stays in a thread that waits.
+            del job, given, future, loop, result, error
 
     def stop(self) -> None:
         """Let the threads end, each after the handler that it runs."""

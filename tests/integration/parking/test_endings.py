@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from integration.parking.test_parked_keys import brokers_of, send
-from keylane import Consumer, Message, Producer
+from keylane import Consumer, ConsumerSettings, Message, Producer
+from keylane.protocol.errors import ConfigError
 from keylane.sync import Consumer as SyncConsumer
 from support.cluster import Cluster, eventually
 from support.handling import Crash
@@ -181,3 +182,35 @@ async def run_loop_of_a(given: dict[str, Any], attempts: list[int]) -> None:
         async for message in consumer:
             attempts.append(message.attempt)
             raise KeyboardInterrupt
+
+
+class Patched:
+    """A queue of greenlets in a real thread, as of gevent's patch_all(thread=False)."""
+
+    def get(self) -> None:
+        raise RuntimeError("This operation would block forever")
+
+    def put(self, _job: object) -> None:
+        """It reaches no thread."""
+
+
+async def test_no_key_is_parked_when_its_handler_has_no_thread(
+    shared_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    """The consumer ends with advice; three of them park nothing, and the next one begins with the first try."""
+    subject, tried = "ends-without-threads", []
+    await shared_cluster.create(subject, partitions=1)
+    given = consumer_kinds(shared_cluster.meta, subject) | {"settings": ConsumerSettings(handover_ms=100)}
+    async with asyncio.timeout(60), Producer(shared_cluster.meta) as producer:
+        await send(producer, subject, b"last", 0)
+        with monkeypatch.context() as patch:
+            patch.setattr("keylane.consumer.handling.threads.SimpleQueue", Patched)
+            for _ in range(3):
+                with pytest.raises(ConfigError, match="patch threads and queues alike"):
+                    await run_thread(given, tried, Crash)
+        assert tried == []
+        running = asyncio.create_task(run_thread(given, tried, Crash))
+        await eventually(lambda: tried)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert tried == [(b"last", 1)]
