@@ -289,7 +289,8 @@ class Outbox(Resident, Generic[V]):
         """
         Add a message in a transaction of its own, and wait until it is stored by a broker.
 
-        A message that is not part of a transaction keeps its place behind the rows of its key so.
+        A message that is not part of a transaction keeps its place behind the rows of its key so.  A row that an operator
+        purges meanwhile counts as stored here.
 
         Raises:
             As `add`.

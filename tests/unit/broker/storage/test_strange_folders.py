@@ -182,20 +182,20 @@ def test_name_of_a_folder_is_synced_when_the_process_that_made_it_was_killed_bef
 ):
     """Else the folder, and all that is stored in it later, may be gone after a power cut."""
 
-    class KilledError(Exception):
+    class EndedBeforeSyncError(Exception):
         pass
 
-    class Killed(RealFiles):
+    class UnsyncedFiles(RealFiles):
         def sync_folder(self, path: str = "") -> None:
-            raise KilledError(path)
+            raise EndedBeforeSyncError(path)
 
-    class Noting(RealFiles):
+    class NotingFiles(RealFiles):
         def sync_folder(self, path: str = "") -> None:
             synced.append(path)
             super().sync_folder(path)
 
     synced: list[str] = []
-    with pytest.raises(KilledError):
-        Killed(tmp_path).make_folder("log")
-    Noting(tmp_path).make_folder("log")
+    with pytest.raises(EndedBeforeSyncError):
+        UnsyncedFiles(tmp_path).make_folder("log")
+    NotingFiles(tmp_path).make_folder("log")
     assert synced == [""]
