@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...protocol.access.quota import limit_of
+from ...protocol.access.rights import SOME_SUBJECT
 from ...protocol.clock import Clock
 from ...protocol.endpoints import CANCEL_SCHEDULED
 from ...protocol.frames import Authenticate, CancelScheduled, Request, Schedule
@@ -78,7 +79,7 @@ class BrokerGuarding:
         if isinstance(request, Schedule):
             return AccessTarget(request.subject)
         if isinstance(request, CancelScheduled):
-            return AccessTarget(self._scheduler.subject_of(request.scheduled_id) or "")
+            return AccessTarget(self._scheduler.subject_of(request.scheduled_id) or SOME_SUBJECT)
         partition_id: int = request.partition_id  # type: ignore[union-attr]  # all others have one
         return AccessTarget(self._subject(partition_id), getattr(request, "group", ""))
 
@@ -97,8 +98,7 @@ class BrokerGuarding:
             hosted = [self._state.partitions.get(partition_id) for partition_id in ids]
             return [AccessTarget(each.facts.subject) for each in hosted if each is not None]
         if endpoint is CANCEL_SCHEDULED:
-            subject = self._scheduled(params["id"])
-            return () if subject is None else (AccessTarget(subject),)
+            return (AccessTarget(self._scheduled(params["id"]) or SOME_SUBJECT),)
         if "{id}" in endpoint.path:
             return self._of_partition(params["id"], getattr(body, "group", ""))
         if "subject" in endpoint.query:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -12,10 +13,16 @@ from ...protocol.errors import InvalidRequestError, OffsetOutOfRangeError
 from ...protocol.ids import check_offset
 from ...protocol.reading.instants import instant_ms
 
-Start = str | int | datetime | timedelta | Mapping[int, int]
-"""\"earliest\", \"latest\", an instant, an offset of the one partition that is read, or offsets by partition id."""
+Start = str | int | datetime | timedelta | Mapping[int, int] | Mapping[str, int]
+"""
+\"earliest\", \"latest\", an instant, an offset of the one partition that is read, or offsets by partition id.
+
+JSON makes the ids text: `{"7": 1200}` is `{7: 1200}`.
+"""
 Stop = str | int | datetime | timedelta
 """\"latest\", an instant, or an offset of the one partition that is read."""
+
+_ID = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 class BoundKind(enum.Enum):
@@ -46,16 +53,30 @@ def start_bound(start: Start, *, partition: int | None, now_ms: int) -> Bound:
         InvalidRequestError, OffsetInvalidError
     """
     if isinstance(start, Mapping):
-        for partition_id, offset in start.items():
-            if type(partition_id) is not int:
-                raise InvalidRequestError(
-                    f"start maps partition ids to offsets; {partition_id!r:.40} is no partition id"
-                )
-            check_offset(offset)
-        return Bound(BoundKind.OFFSETS, offsets=dict(start))
+        return Bound(BoundKind.OFFSETS, offsets=_offsets(start))
     if isinstance(start, str) and start == "earliest":
         return Bound(BoundKind.EARLIEST)
     return _bound("start", start, partition, now_ms, words="'earliest', 'latest'")
+
+
+def _offsets(start: Mapping[int, int] | Mapping[str, int]) -> dict[int, int]:
+    """The offsets by partition id.  Raises InvalidRequestError, OffsetInvalidError."""
+    offsets: dict[int, int] = {}
+    for given, offset in start.items():
+        partition_id: object = given
+        if isinstance(given, str) and _ID.fullmatch(given):
+            partition_id = int(given)
+        if type(partition_id) is not int:
+            raise InvalidRequestError(
+                f"start maps partition ids to offsets; {given!r:.40} is no partition id"
+            )
+        if partition_id in offsets:
+            raise InvalidRequestError(
+                f"start has partition {partition_id} twice: as a number and as text"
+            )
+        check_offset(offset)
+        offsets[partition_id] = offset
+    return offsets
 
 
 def stop_bound(stop: Stop, *, partition: int | None, now_ms: int) -> Bound:

@@ -11,9 +11,8 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Generic, Self
 
 from ...protocol.address import addresses_of
@@ -203,13 +202,13 @@ class Reader(Resident, Generic[V]):
         await clean_up(self._connections.close())
 
     @property
-    def positions(self) -> Mapping[int, int]:
+    def positions(self) -> dict[int, int]:
         """
-        The next offset of each partition, behind the messages that were handed out or left out by `where`.
+        The next offset of each partition, behind the messages that were handed out or left out by `where`; a copy.
 
-        A later reader goes on there: `Reader(…, start=positions)`.
+        A later reader goes on there: `Reader(…, start=positions)`, also when they went through JSON.
         """
-        return MappingProxyType(dict(self._positions))
+        return dict(self._positions)
 
     # ── iteration ────────────────────────────────────────────────────────────────────────────────────
     def __aiter__(self) -> AsyncIterator[Message[V]]:

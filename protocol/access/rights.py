@@ -61,6 +61,8 @@ GRANTED: Final = (
     Rights.CLUSTER,
 )
 """The rights that are granted; the other members of `Rights` say what a call needs."""
+SOME_SUBJECT: Final = "?"
+"""In place of a subject: which one it is nobody knows any more, so a right on any is enough."""
 _BY_GROUP = frozenset({Rights.CONSUME, Rights.ADMINISTER})
 
 
@@ -116,7 +118,7 @@ def allows(grants: Iterable[AccessGrant], right: Rights, subject: str, group: st
     Whether one of the grants allows `right`.
 
     Args:
-        subject: "" for what is about no single subject.
+        subject: "" for what is about no single subject; SOME_SUBJECT.
         group: "" for what is about the whole subject.
     """
     return right in (Rights.OPEN, Rights.KNOWN) or any(
@@ -127,7 +129,7 @@ def allows(grants: Iterable[AccessGrant], right: Rights, subject: str, group: st
 def _allows(grant: AccessGrant, right: Rights, subject: str, group: str) -> bool:
     if grant.right is Rights.CLUSTER:
         return True
-    if not matches(grant.subject, subject):
+    if subject != SOME_SUBJECT and not matches(grant.subject, subject):
         return False
     if right is Rights.ANY or (right is Rights.READ and grant.right is Rights.CONSUME):
         return True
@@ -142,6 +144,8 @@ def check_allowed(
         return
     asked = Rights.READ if right is Rights.ANY else right
     where = f"subject {subject!r}" if subject else "the whole cluster"
+    if subject == SOME_SUBJECT:
+        where, subject = "any subject", ""
     if group:
         where += f", consumer group {group!r}"
     options = f" --subject {subject or repr(ANY)}" + (f" --group {group}" if group else "")

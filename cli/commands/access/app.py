@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
-from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
+from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption, parse_time
 from ...screen import make_table, show_line, show_table
 from .audit import show_audit
 from .quota import quota_app
@@ -35,14 +35,18 @@ def create_token(
     *,
     label: Annotated[str, typer.Option(help="For people: what uses it.")] = "",
     ends: Annotated[
-        datetime | None,
-        typer.Option(help="When it ends, local time.", show_default="never"),
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="When it ends: ISO 8601, UTC without a zone.",
+            show_default="never",
+        ),
     ] = None,
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Make a token and print it, this once."""
-    until = None if ends is None else ends.astimezone()
+    until = None if ends is None else datetime.fromtimestamp(parse_time(ends) / 1000, UTC)
     ask_and_show(
         meta,
         output,

@@ -7,12 +7,14 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
-from keylane import Consumer, Message, Producer
+from keylane import CancelOutcome, Consumer, Message, Producer
 from keylane.protocol.control import Heartbeat, Join
 from keylane.protocol.errors import (
     AccessDeniedError,
@@ -20,6 +22,7 @@ from keylane.protocol.errors import (
     InvalidNameError,
     InvalidRequestError,
     OriginError,
+    ScheduledUnknownError,
     TokenInUrlError,
     UnauthenticatedError,
 )
@@ -83,6 +86,37 @@ async def test_servers_refuse_callers_they_do_not_know(
     assert await refusal_of(broker, "/v1/partitions", token=token) == code
     post = {"method": "POST", "data": b"[" * 100_000}
     assert await refusal_of(broker, "/v1/subjects/x/messages", token=token, **post) == code
+
+
+async def test_cancel_of_a_forgotten_id_is_unknown_to_principals_that_may_produce(
+    guarded: GuardedCluster,
+):
+    """A delivered message tells its outcome; who may produce nowhere is refused as for a message that waits."""
+    async with guarded.admin() as admin:
+        for _ in range(100):
+            if any(broker.available for broker in (await admin.list_brokers()).brokers):
+                break
+            await asyncio.sleep(0.1)
+        await admin.create_subject("later.mine", partitions=1)
+        sender = (await admin.create_token("later")).token
+        stranger = (await admin.create_token("stranger")).token
+        await admin.grant("later", "produce", subject="later.*")
+        await admin.grant("stranger", "consume", subject="later.*", group="g")
+    at = datetime.now(UTC) + timedelta(milliseconds=300)
+    async with Producer(guarded.meta, token=sender) as producer:
+        soon = await producer.send("later.mine", b"1", deliver_at=at)
+        hour = await producer.send("later.mine", b"2", deliver_at=at + timedelta(hours=1))
+        forgotten = replace(hour, scheduled_id="00" * 16)
+        with pytest.raises(ScheduledUnknownError):
+            await producer.cancel(forgotten)
+        async with Producer(guarded.meta, token=stranger) as other:
+            for receipt in (hour, forgotten):
+                with pytest.raises(AccessDeniedError):
+                    await other.cancel(receipt)
+        assert await producer.cancel(hour) is CancelOutcome.CANCELED
+        assert await producer.cancel(hour) is CancelOutcome.CANCELED
+        await asyncio.sleep(1)
+        assert await producer.cancel(soon) is CancelOutcome.DELIVERED
 
 
 async def test_rights_end_where_the_pattern_ends(guarded: GuardedCluster):

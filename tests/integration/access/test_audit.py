@@ -163,3 +163,21 @@ def test_audit_command_takes_a_time_ago_and_refuses_what_is_no_time_or_outcome(
     for wrong in (("--since", "-1"), ("--since", f"-{10**17}d"), ("--outcome", "refuse")):
         status, told = audit(*wrong)
         assert (status, json.loads(told)["name"]) == (1, "ConfigError")
+
+
+@pytest.mark.parametrize(
+    "ends", ["2090-01-01T12:00:00", "2090-01-01T12:00:00Z", "2090-01-01T14:00:00+02:00"]
+)
+def test_token_ends_at_the_time_of_its_zone_when_one_is_given(guarded: GuardedCluster, ends: str):
+    """Without a zone it is UTC, as of all other commands, wherever the command runs."""
+    environment = {**os.environ, "KEYLANE_META": guarded.meta, "KEYLANE_TOKEN": guarded.admin_token}
+    environment["TZ"] = "America/New_York"
+    made = run_keylane(
+        "access", "token", "create", "ending", "--ends", ends, environment=environment
+    )
+    assert made.returncode == 0, made.stderr
+    listed = run_keylane(
+        "access", "token", "list", "ending", "--output", "json", environment=environment
+    )
+    last = json.loads(listed.stdout)["tokens"][-1]
+    assert last["ends_at_ms"] == 3_786_955_200_000

@@ -169,7 +169,9 @@ async def test_reader_goes_on_at_the_positions_of_an_earlier_one(shared_cluster:
         with pytest.raises(ClosedError, match="was read"):
             await message.ack()
         assert message.group == ""
-    messages += await read(shared_cluster, "read-positions", start=first.positions)
+    messages += await read(
+        shared_cluster, "read-positions", start=json.loads(json.dumps(first.positions))
+    )
     assert len(messages) == 30 * len(KEYS)
     assert by_key(messages) == {key: list(range(30)) for key in KEYS}
 

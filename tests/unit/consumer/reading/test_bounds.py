@@ -38,6 +38,7 @@ def test_start_is_within_what_is_stored():
     assert start(12, partition=7) == 12
     assert start({7: 20}) == 20
     assert start({8: 3}) == 10
+    assert start({"7": 13}) == 13, "as JSON has it"
 
 
 def test_stop_is_the_first_message_that_is_not_read():
@@ -67,7 +68,10 @@ def test_offset_beyond_what_is_stored_is_refused(offset):
         (1.5, InvalidRequestError, "start is"),
         (None, InvalidRequestError, "start is"),
         (-1, OffsetInvalidError, "-1"),
-        ({"7": 3}, InvalidRequestError, "partition ids"),
+        ({"07": 3}, InvalidRequestError, "partition ids"),
+        ({"orders": 3}, InvalidRequestError, "partition ids"),
+        ({"7": 3, 7: 3}, InvalidRequestError, "twice"),
+        ({"7": "3"}, OffsetInvalidError, "3"),
         ({7: -3}, OffsetInvalidError, "-3"),
         (timedelta(hours=1), InvalidRequestError, "in the future"),
     ],
