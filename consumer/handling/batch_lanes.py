@@ -251,6 +251,8 @@ class BatchLanes:
         if queue is None:
             queue = self._queues[key] = _Queue(partition_id, lasts=key[1] is None)
             self._turns.append(key)
+        elif not queue.lasts:
+            queue.lasts = key[1] is None  # a partition that was given up is granted again
         return queue
 
     def ripen(self, partition_id: int, number: int) -> int:

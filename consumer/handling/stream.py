@@ -120,8 +120,7 @@ class Stream:
         self._seen: Message | None = None
         """`current` at the last check; `_seen_ms` says since when."""
         self._seen_ms = 0
-        self._watch, self._held = StreamWatch(), LongUnacked()
-        self._iterated = False
+        self._watch, self._held, self._iterated = StreamWatch(), LongUnacked(), False
         runner, done = "body of the loop", "is left by the loop"
         self._log_throttle = LogThrottle(runner=runner, done=done, ordered=ordered)
         self._leaving = asyncio.Event()
@@ -413,9 +412,9 @@ class Stream:
             return self._set_aside(message, failure, wait_ms)
         message.delivery.note_failed(message, failure)  # type: ignore[union-attr]
         now_ns, sealed = self._boot_ns(), client_of(message).sealed
+        how = {"asked_for": None if error else failure.text, "sealed": sealed}
         named = (message, failure.kind, now_ns // 1_000_000, wait_ms)
-        asked = None if error is not None else failure.text
-        _warn(self._log_throttle.failed(*named, asked_for=asked, sealed=sealed))
+        _warn(self._log_throttle.failed(*named, **how))
         back = self._in_hand.give_back(message, now_ns + wait_ms * 1_000_000)
         for each in back:
             each.attempt += 1

@@ -570,7 +570,7 @@ class Workers:
 
         The next owner may begin only then: a handler that still runs would be out of order.
         """
-        late = [one for one in self._workers if one.message and client_of(one.message) is client]
+        late = [w for w in self._workers if w.message and client_of(w.message) is client]
         for worker in late:
             worker.cancel_handler()
         try:

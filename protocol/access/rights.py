@@ -62,7 +62,7 @@ GRANTED: Final = (
 )
 """The rights that are granted; the other members of `Rights` say what a call needs."""
 SOME_SUBJECT: Final = "?"
-"""In place of a subject: which one it is nobody knows any more, so a right on any is enough."""
+"""In place of a subject: which one it is is not known any more, so a right on any is enough."""
 _BY_GROUP = frozenset({Rights.CONSUME, Rights.ADMINISTER})
 
 

@@ -184,7 +184,7 @@ async def run_loop_of_a(given: dict[str, Any], attempts: list[int]) -> None:
             raise KeyboardInterrupt
 
 
-class Patched:
+class QueueOfGreenlets:
     """A queue of greenlets in a real thread, as of gevent's patch_all(thread=False)."""
 
     def get(self) -> None:
@@ -200,11 +200,13 @@ async def test_no_key_is_parked_when_its_handler_has_no_thread(
     """The consumer ends with advice; three of them park nothing, and the next one begins with the first try."""
     subject, tried = "ends-without-threads", []
     await shared_cluster.create(subject, partitions=1)
-    given = consumer_kinds(shared_cluster.meta, subject) | {"settings": ConsumerSettings(handover_ms=100)}
+    given = consumer_kinds(shared_cluster.meta, subject) | {
+        "settings": ConsumerSettings(handover_ms=100)
+    }
     async with asyncio.timeout(60), Producer(shared_cluster.meta) as producer:
         await send(producer, subject, b"last", 0)
         with monkeypatch.context() as patch:
-            patch.setattr("keylane.consumer.handling.threads.SimpleQueue", Patched)
+            patch.setattr("keylane.consumer.handling.threads.SimpleQueue", QueueOfGreenlets)
             for _ in range(3):
                 with pytest.raises(ConfigError, match="patch threads and queues alike"):
                     await run_thread(given, tried, Crash)
