@@ -71,7 +71,8 @@ The usual stories once more, in seeds from 3 * 10^9 on, with one to three reader
 a broadcast consumer: they begin at the beginning, at a time or at the end, want one key or all, are slow or give up waiting
 and ask again, are killed, frozen, cut off, closed, and opened again at the positions that they kept, or at none.
 Their judge reads what was sent and told and the disks at the end, and no lineage: of each key the order, nothing twice but
-what was given behind the kept positions, everything that is owed and that neither retention nor a lost disk has taken.
+what was given behind the kept positions, everything that is owed and was on no lost disk.  What retention has taken a reader may miss
+only if it was told so: when it was opened, or by a broker or a metaserver while it read.
 `make sim WORLD=followed SEEDS=100` runs some.
 
 | date | version | seeds | faults | events | violations | seconds |

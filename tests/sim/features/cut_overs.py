@@ -467,7 +467,7 @@ class CutOvers(Feature):
             except KeylaneError as error:
                 passes = error.retry is not RetryRule.NEVER or isinstance(
                     error, OperationRunningError | OperationForwardError | FlushFailedError
-                )  # the last: somebody starts the broker again
+                )  # the last: the broker is started again
                 if not passes:
                     raise
                 self.world.trace(f"again: {error!r}")
