@@ -67,10 +67,10 @@ def holds_are_forgotten_at_a_restart(patches: Patches) -> None:
 def groups_read_while_they_are_placed(patches: Patches) -> None:
     """A group is granted what a publication is about to expire, although it is fixed where the group goes on."""
 
-    def held_back(connection: Any, group: Any) -> Any:
+    def circumstances(connection: Any, group: Any) -> Any:
         return real(connection, group)._replace(being_replaced=False)
 
-    real = patches.set(lease_rows, "_held_back", held_back)
+    real = patches.set(lease_rows, "_circumstances", circumstances)
 
 
 def rows_and_messages_both_stay(patches: Patches) -> None:

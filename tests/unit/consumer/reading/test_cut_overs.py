@@ -25,8 +25,8 @@ QUIET_S = 20
 """Longer than a follower needs to learn of what has changed."""
 
 
-class SmallCluster:
-    """A subject of one partition, and what is done to it."""
+class Replacements:
+    """A subject of one partition, whose messages are replaced by rows, and which is deleted."""
 
     def __init__(self, cluster: VirtualCluster, producer: Producer, admin: Admin) -> None:
         self.cluster, self.producer, self.admin = cluster, producer, admin
@@ -64,24 +64,24 @@ class SmallCluster:
         await self.cluster.create_subject(SUBJECT, partitions=1)
 
 
-def told(story: Callable[[SmallCluster], Awaitable[None]]) -> None:
+def told(story: Callable[[Replacements], Awaitable[None]]) -> None:
     """Have a story happen in a cluster of its own."""
     cluster = VirtualCluster()
 
     async def main() -> None:
         await cluster.create_subject(SUBJECT, partitions=1)
         async with Producer(cluster.address) as producer, Admin(cluster.address) as admin:
-            await story(SmallCluster(cluster, producer, admin))
+            await story(Replacements(cluster, producer, admin))
 
     cluster.run(main)
 
 
-def reader_of(story: SmallCluster, **options: Any) -> Reader[bytes]:
+def reader_of(story: Replacements, **options: Any) -> Reader[bytes]:
     return Reader(story.cluster.address, SUBJECT, follow=True, **options)
 
 
 async def values(reader: Reader[bytes], count: int | None = None) -> list[int]:
-    """`count` values; None: all that come, until the reader is quiet."""
+    """The next `count` values; None: all that come, until the reader is quiet."""
     given: list[int] = []
     try:
         while count is None or len(given) < count:
@@ -93,7 +93,7 @@ async def values(reader: Reader[bytes], count: int | None = None) -> list[int]:
 
 
 def test_reader_goes_on_behind_rows_of_what_it_gave():
-    async def story(story: SmallCluster) -> None:
+    async def story(story: Replacements) -> None:
         await story.send(1, 2)
         async with reader_of(story) as reader:
             assert await values(reader, 2) == [1, 2]
@@ -108,7 +108,7 @@ def test_reader_goes_on_behind_rows_of_what_it_gave():
 def test_reader_is_given_rows_of_what_it_did_not_get_to():
     """It stands in the middle of the messages, with positions that it was opened with."""
 
-    async def story(story: SmallCluster) -> None:
+    async def story(story: Replacements) -> None:
         await story.send(1, 2, 3)
         async with reader_of(story) as reader:
             assert await values(reader, 1) == [1]
@@ -127,7 +127,7 @@ def test_reader_is_given_rows_of_what_it_did_not_get_to():
 def test_reader_goes_on_behind_rows_of_rows(reopened: bool):
     """It has learnt of neither publication when the second one is done."""
 
-    async def story(story: SmallCluster) -> None:
+    async def story(story: Replacements) -> None:
         await story.send(1, 2)
         async with reader_of(story) as reader:
             assert await values(reader, 2) == [1, 2]
@@ -146,7 +146,7 @@ def test_reader_goes_on_behind_rows_of_rows(reopened: bool):
 
 
 async def handled_by_broadcast(
-    story: SmallCluster, deeds: Callable[[], Awaitable[None]], *, slow_s: dict[int, float]
+    story: Replacements, deeds: Callable[[], Awaitable[None]], *, slow_s: dict[int, float]
 ) -> list[int]:
     """What a broadcast consumer handles from its opening on; messages of `slow_s` take long."""
     given: list[int] = []
@@ -172,7 +172,7 @@ def test_broadcast_handles_each_message_once_when_rows_replace_it(
 ):
     """Also a message that is in a handler at the publication, and those behind it."""
 
-    async def story(story: SmallCluster) -> None:
+    async def story(story: Replacements) -> None:
         await story.send(1)
 
         async def deeds() -> None:
@@ -193,7 +193,7 @@ def test_broadcast_handles_each_message_once_when_rows_replace_it(
 def test_broadcast_is_given_rows_of_rows_when_their_messages_were_not_handled():
     """Its handler is at work while both publications happen: none of the messages behind is lost."""
 
-    async def story(story: SmallCluster) -> None:
+    async def story(story: Replacements) -> None:
         async def deeds() -> None:
             await story.send(1, 2, 3)
             await asyncio.sleep(1)
@@ -209,7 +209,7 @@ def test_broadcast_is_given_rows_of_rows_when_their_messages_were_not_handled():
 
 
 def test_reader_ends_when_another_subject_has_the_name():
-    async def story(story: SmallCluster) -> None:
+    async def story(story: Replacements) -> None:
         await story.send(1)
         async with reader_of(story) as reader:
             assert await values(reader, 1) == [1]
@@ -228,7 +228,7 @@ def test_reader_ends_when_another_subject_has_the_name():
 
 
 def test_broadcast_ends_when_another_subject_has_the_name():
-    async def story(story: SmallCluster) -> None:
+    async def story(story: Replacements) -> None:
         given: list[bytes] = []
 
         async def handle(message: Message) -> None:
@@ -252,7 +252,7 @@ def test_broadcast_ends_when_another_subject_has_the_name():
 def test_reader_opens_when_a_partition_goes_meanwhile():
     """The broker drops it between the look at the history and the look at the partition."""
 
-    async def story(story: SmallCluster) -> None:
+    async def story(story: Replacements) -> None:
         await story.send(1, 2)
         hidden = await story.cut()
         reader = reader_of(story)
