@@ -412,9 +412,9 @@ class Stream:
             return self._set_aside(message, failure, wait_ms)
         message.delivery.note_failed(message, failure)  # type: ignore[union-attr]
         now_ns, sealed = self._boot_ns(), client_of(message).sealed
-        how = {"asked_for": None if error else failure.text, "sealed": sealed}
+        asked = None if error else failure.text
         named = (message, failure.kind, now_ns // 1_000_000, wait_ms)
-        _warn(self._log_throttle.failed(*named, **how))
+        _warn(self._log_throttle.failed(*named, asked_for=asked, sealed=sealed))
         back = self._in_hand.give_back(message, now_ns + wait_ms * 1_000_000)
         for each in back:
             each.attempt += 1
