@@ -21,9 +21,12 @@ def values_of(settings: Any) -> dict[str, object]:
 
 def whole(value: object) -> int | None:
     """The int of a whole number of any type, as of numpy or an IntEnum; None for a bool and all else."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if isinstance(value, bool):
         return None
-    return operator.index(value)
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:  # also of an array, which has the method
+        return None
 
 
 def is_within(value: object, low: int, high: int) -> bool:

@@ -228,8 +228,10 @@ class Resident(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._note_error(error)
-        await self.close()
+        try:
+            self._note_error(error)
+        finally:
+            await self.close()
 
     def _note_error(self, error: BaseException | None) -> None:  # noqa: B027 - most clients need none
         """Note that the block of the client ends, with `error`."""

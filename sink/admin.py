@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ T = TypeVar("T")
 EngineOrUrl = AsyncEngine | Engine | URL | str
 AGAIN_AFTER_S = (0.05, 0.1, 0.2, 0.4)
 """Tables that processes make at the same moment fail in all but one of them, and exist when these try again."""
+_MADE_ELSEWHERE = re.compile("already exists|duplicate|unique|locked", re.IGNORECASE)
 
 
 async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PREFIX) -> None:
@@ -35,8 +37,8 @@ async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PRE
         try:
             await _run(engine_or_url, tables, tables.create)
             break
-        except StorageError:
-            if pause_s is None:
+        except StorageError as error:
+            if pause_s is None or _MADE_ELSEWHERE.search(error.message) is None:
                 raise
             await asyncio.sleep(pause_s)
 

@@ -208,10 +208,12 @@ class SyncConsumer(Generic[V]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None and self._thread.state == "open":
-            with contextlib.suppress(ClosedError):
-                self._thread.run(partial(self._consumer.__aexit__, kind, error, trace))
-        self.close()
+        try:
+            if error is not None and self._thread.state == "open":
+                with contextlib.suppress(ClosedError):
+                    self._thread.run(partial(self._consumer.__aexit__, kind, error, trace))
+        finally:
+            self.close()
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────
     def __iter__(self) -> Iterator[TakenMessage[V]]:

@@ -463,8 +463,6 @@ class BatchLanes:
         self._paused.discard(partition_id)
         for queue in self._queues.values():
             count += queue.keep(lambda message: not ours(message))
-            if queue.partition_id == partition_id:
-                queue.lasts = False
         for key, lane in list(self._held.items()):
             ending = [message for message in lane if ours(message)]
             count += len(ending)
@@ -479,6 +477,9 @@ class BatchLanes:
         self._again = deque(batch for batch in self._again if not ours(batch.messages[0]))
         for batch in due:
             self.release(batch)
+        for queue in self._queues.values():
+            if queue.partition_id == partition_id:
+                queue.lasts = False
         return count, due
 
     def drop_batches(self, client: Any) -> int:

@@ -1,4 +1,4 @@
-"""How a handler says that it does not ack its message: it raises `Retry`, or returns `NACK`.  Pure."""
+"""How a handler says that it does not ack its message: it raises `Retry`, or returns `NACK`; and what is no word of it.  Pure."""
 
 from __future__ import annotations
 
@@ -35,6 +35,18 @@ class Retry(Exception):  # noqa: N818 - a request of the handler, not an error
         self.reason = reason
         self.wait_ms = None if after_s is None else wait_ms_of(after_s)
         """Milliseconds until the next try; None: the pauses of the consumer's settings."""
+
+
+SIGNALS_FROM = 128
+"""By convention a program that a signal ends exits with this and the number of the signal."""
+
+
+def is_a_signal(error: BaseException) -> bool:
+    """True for an error that a signal raises, wherever it finds the program: it says nothing about the message there."""
+    if isinstance(error, SystemExit):
+        code = error.code
+        return code is None or (isinstance(code, int) and not 0 < code < SIGNALS_FROM)
+    return isinstance(error, GeneratorExit | KeyboardInterrupt)
 
 
 def only_retry(error: BaseException) -> Retry | None:

@@ -18,6 +18,7 @@ from ..log_names import consumer_name, message_name
 from ..pulling.pull_client import PullClient
 from .failing import Failing
 from .in_hand import InHand
+from .not_acked import is_a_signal
 
 log = logging.getLogger("keylane.consumer")
 
@@ -28,10 +29,6 @@ NOT_ACKED_MS = 10_000
 """Log a warning if the user waits for messages for this long, and there are none because others are not acked."""
 LOOKED_AT_MAX = 1_000
 """Messages in hand that a look goes through for those that are held for long."""
-
-
-SIGNALS_FROM = 128
-"""By convention a program that a signal ends exits with this and the number of the signal."""
 
 
 class _Taker(Protocol):
@@ -55,19 +52,14 @@ def count_try(stream: _Taker, error: BaseException) -> None:
     signal raises: a cancellation, a KeyboardInterrupt, or a SystemExit with the code of success or of a signal.
     """
     message = stream.current
-    if message is None or stream.unacked != 1 or _is_a_signal(error):
+    if message is None or stream.unacked != 1:
+        return
+    if isinstance(error, asyncio.CancelledError) or is_a_signal(error):
         return
     delivery: Any = message.delivery
     if delivery.client.left_ms > 0 and delivery.has_taken(message):
         for each in stream.nack(message, 0, error):
             each.delivery.take_back(each.offset)  # type: ignore[union-attr]
-
-
-def _is_a_signal(error: BaseException) -> bool:
-    if isinstance(error, SystemExit):
-        code = error.code
-        return code is None or (isinstance(code, int) and not 0 < code < SIGNALS_FROM)
-    return isinstance(error, asyncio.CancelledError | GeneratorExit | KeyboardInterrupt)
 
 
 class StreamWatch:

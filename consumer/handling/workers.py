@@ -37,7 +37,7 @@ from .failing import Failing
 from .handlers import Handler, await_result, is_async
 from .lanes import RUN_MIN, Lanes, Run, UnopenedBatch
 from .log_throttle import LogLine, LogThrottle
-from .not_acked import Retry, only_retry
+from .not_acked import Retry, is_a_signal, only_retry
 from .retries import Retries
 from .worker_task import IdleWorkers, WorkerTask, closes_coroutines, current_task, look_at
 
@@ -168,9 +168,11 @@ class Workers:
                 asyncio.get_running_loop().call_later(CANCELLED_WAIT_S, self._on_cancelled)
             raise
         except BaseException as error:
-            self._count_try(worker, error)
-            worker.forget()
-            self._on_crash(error)
+            try:
+                self._count_try(worker, error)
+            finally:
+                worker.forget()
+                self._on_crash(error)
             if not isinstance(error, KeyboardInterrupt | SystemExit):
                 raise  # those two would end the event loop before anything is handed over
 
@@ -199,7 +201,7 @@ class Workers:
     def _count_try(self, worker: WorkerTask, error: BaseException) -> None:
         """Count the try of a handler that ends the consumer, so that the next owner's begins behind it; or set its message aside."""
         message = worker.message
-        if message is None or isinstance(error, Exception):
+        if message is None or isinstance(error, Exception) or is_a_signal(error):
             return
         if self._is_last(message, error):
             worker.message = None
@@ -447,10 +449,8 @@ class Workers:
         pause_ms = self._failing.pause_ms(failed, asked_ms)
         line = self._log_throttle.set_aside(
             *(failed, failure.kind, self._now_ms()),
-            with_key=parks,
-            pause_ms=pause_ms,
-            asked_for=isinstance(asked, Retry),
-        )
+            with_key=parks, pause_ms=pause_ms, asked_for=isinstance(asked, Retry),
+        )  # fmt: skip
         self._log_line(line, error)
         if pause_ms is not None:
             client.retry(failed, failure, pause_ms)

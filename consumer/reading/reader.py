@@ -303,6 +303,8 @@ class Reader(Resident, Generic[V]):
         try:
             return await asyncio.gather(*(self._place(partition) for partition in wanted))
         except PartitionUnknownError as error:
+            if error.partition_id is None:
+                raise
             history = (await self._meta.history(self._subject)).partitions
             if any(past.partition.partition_id == error.partition_id and not _is_gone(past) for past in history):  # fmt: skip
                 raise

@@ -91,7 +91,9 @@ def ending_error() -> StorageError:
 def storage_error(error: Exception, url: URL) -> StorageError:
     """The StorageError for an error of the driver; its message says what to do."""
     lines = str(getattr(error, "orig", None) or error).splitlines()
-    said = lines[0] if lines else "no answer in time"  # a TimeoutError says nothing
+    said = (
+        lines[0] if lines else "no answer in time, or another transaction holds a row that it needs"
+    )  # a TimeoutError says nothing
     where = url.render_as_string(hide_password=True)
     if "unable to open" in said or "readonly" in said or "not a database" in said:
         return DataFolderError(

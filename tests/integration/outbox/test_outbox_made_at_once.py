@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from keylane.outbox import create_tables
 from keylane.outbox.tables import OutboxTables
+from keylane.protocol.errors import StorageError
 
 ROUNDS, MAKERS = 5, 6
 
@@ -32,3 +33,13 @@ async def test_tables_exist_once_when_processes_make_them_at_once(
             versions = sa.select(sa.func.count()).select_from(OutboxTables(prefix).lease)
             assert await connection.scalar(versions) == 1
         await engine.dispose()
+
+
+async def test_tables_are_tried_once_when_the_database_cannot_be_reached(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr("keylane.outbox.admin.AGAIN_AFTER_S", (600.0,))
+    url = f"postgresql+asyncpg://keylane@/none?host={tmp_path}"
+    async with asyncio.timeout(30):
+        with pytest.raises(StorageError):
+            await create_tables(url)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from signal import SIGTERM
 from typing import Any
 
 import pytest
 
 from integration.parking.test_parked_keys import brokers_of, send
 from keylane import Consumer, ConsumerSettings, Message, Producer
-from keylane.protocol.errors import ConfigError
+from keylane.protocol.errors import ClosedError, ConfigError
 from keylane.sync import Consumer as SyncConsumer
 from support.cluster import Cluster, eventually
 from support.handling import Crash
@@ -28,7 +29,7 @@ async def run_coroutine(given: dict[str, Any], tried: Tried, error: type[BaseExc
         tried.append((message.key, message.attempt))
         await asyncio.sleep(0)
         if message.key == BAD:
-            raise error
+            raise error(1)
 
     await Consumer(**given, handler=handle).run()
 
@@ -37,7 +38,7 @@ async def run_thread(given: dict[str, Any], tried: Tried, error: type[BaseExcept
     def handle(message: Message) -> None:
         tried.append((message.key, message.attempt))
         if message.key == BAD:
-            raise error
+            raise error(1)
 
     await Consumer(**given, handler=handle, threads=2).run()
 
@@ -46,7 +47,7 @@ async def run_batch(given: dict[str, Any], tried: Tried, error: type[BaseExcepti
     async def handle(messages: list[Message]) -> None:
         tried.extend((message.key, message.attempt) for message in messages)
         if any(message.key == BAD for message in messages):
-            raise error
+            raise error(1)
 
     await Consumer(**given, batch_handler=handle, max_records=16).run()
 
@@ -84,7 +85,6 @@ Manner = Callable[[dict[str, Any], Tried, type[BaseException]], Awaitable[None]]
     [
         (run_coroutine, Crash),
         (run_coroutine, SystemExit),
-        (run_coroutine, KeyboardInterrupt),
         (run_thread, Crash),
         (run_thread, SystemExit),
         (run_batch, Crash),
@@ -137,11 +137,16 @@ async def test_message_in_hand_has_no_try_when_a_cancellation_ends_its_consumer(
     await shared_cluster.create(subject, partitions=1)
     given = consumer_kinds(shared_cluster.meta, subject)
     attempts = []
+    signals = [KeyboardInterrupt(), SystemExit(), SystemExit(128 + SIGTERM)]
 
     async def hang(message: Message) -> None:
         attempts.append(message.attempt)
         begun.set()
         await asyncio.sleep(600)
+
+    async def be_signaled(message: Message) -> None:
+        attempts.append(message.attempt)
+        raise signals.pop()
 
     async def iterate() -> None:
         async with Consumer(**given) as consumer:
@@ -167,6 +172,9 @@ async def test_message_in_hand_has_no_try_when_a_cancellation_ends_its_consumer(
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
+        while signals:
+            with pytest.raises(type(signals[-1])):
+                await Consumer(**given, handler=be_signaled, concurrency=1).run()
         with pytest.raises(ValueError, match="of which"):
             await take_both()
         with pytest.raises(KeyboardInterrupt):
@@ -182,6 +190,24 @@ async def run_loop_of_a(given: dict[str, Any], attempts: list[int]) -> None:
         async for message in consumer:
             attempts.append(message.attempt)
             raise KeyboardInterrupt
+
+
+async def test_consumer_closes_when_its_error_cannot_be_noted(
+    shared_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    """Else it would hold its partitions for as long as the program runs."""
+
+    def fail(_consumer: Consumer, _error: BaseException | None) -> None:
+        raise ZeroDivisionError
+
+    await shared_cluster.create("ends-unnoted", partitions=1)
+    consumer = Consumer(**consumer_kinds(shared_cluster.meta, "ends-unnoted"))
+    monkeypatch.setattr(Consumer, "_note_error", fail)
+    with pytest.raises(ZeroDivisionError):
+        async with consumer:
+            pass
+    with pytest.raises(ClosedError):
+        await consumer.getmany()
 
 
 class QueueOfGreenlets:

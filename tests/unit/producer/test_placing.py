@@ -222,10 +222,17 @@ class Indexed:
         return 5
 
 
+class Numbers:
+    """As an array: it has the method, and is no number."""
+
+    def __index__(self) -> int:
+        raise TypeError("only integer scalar arrays can be converted to a scalar index")
+
+
 def test_queue_is_a_whole_number_of_any_type_and_no_bool():
     chosen = [chosen_place(queue, None, b"").number for queue in (Road.FAST, Indexed())]
     assert chosen == [3, 5]
     assert [type(number) for number in chosen] == [int, int]
-    for refused in (True, 3.0, "3"):
+    for refused in (True, 3.0, "3", Numbers()):
         with pytest.raises(InvalidRequestError):
             chosen_place(refused, None, b"")

@@ -317,3 +317,14 @@ def test_batch_is_a_sixteenth_when_its_first_message_failed_under_earlier_owners
         lanes.finish(batch.key)
         lanes.drop(1, lambda _message: True)
     assert sizes == [64, 4, 1]
+
+
+def test_queue_goes_with_its_partition_when_messages_are_held_behind_a_busy_key():
+    lanes = BatchLanes(max_records=2)
+    lanes.put(Client(1).messages(*[b"k"] * 4))
+    batch = lanes.take()
+    assert lanes.take() is None  # the others wait for the key
+    assert lanes.drop(1, lambda _message: True) == (2, [])
+    lanes.finish(batch.key)
+    assert lanes.take() is None
+    assert not lanes._queues
