@@ -74,9 +74,9 @@ def opens_before_groups_are_told(patches: Patches) -> None:
         return replace(real_host(**facts), groups=())
 
     def note(
-        connection: Any, operation_id: int, done: Any, problem: str, *, heard: Any, sealable: Any
+        connection: Any, operation_id: int, done: Any, problem: str, *, heard: Any, **facts: Any
     ) -> Any:
-        state = real_note(connection, operation_id, done, problem, sealable=sealable)
+        state = real_note(connection, operation_id, done, problem, **facts)
         here = sa.select(operations_journal.operations.c.subject_id).where(
             operations_journal.operations.c.operation_id == operation_id
         )
