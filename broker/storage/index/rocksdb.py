@@ -299,7 +299,9 @@ class RocksConsumeQueues:
                 self._tables.clear()
                 return
             batch = WriteBatch(raw_mode=True)
-            for partition_id, first, _, end in self._tables.all_bounds():
+            for partition_id, first, first_position, end in self._tables.all_bounds():
+                if first_position > position:  # newer units may come below it, and retention looks there
+                    self._tables.put_first(batch, partition_id, first, position)
                 if end.position >= position and first < end.next_offset:
                     self._cut(batch, partition_id, first, end, position)
             if self._tables.position() > position:

@@ -210,6 +210,25 @@ def test_partition_whose_batches_are_all_gone_goes_on(reopen):
     assert queues.by_time(1, 10, UPPER).base_offset == 5
 
 
+def test_batches_are_retained_when_the_log_was_cut_below_what_retention_had_removed(reopen):
+    queues, model = reopen(), ListIndex()
+    queues.dispatch(
+        [
+            (1, model.add(1, 2, 100, 10)),
+            (2, model.add(2, 5, 100, 10)),
+            (1, model.add(1, 2, 100, 10)),
+        ]
+    )
+    assert retained(queues, 250) == model.retain(250)
+    queues.close()
+    queues = reopen()
+    known = queues.recover(100)
+    assert known == 100
+    model.truncate(known)
+    queues.dispatch([(2, model.add(2, 6, 100, 20)), (1, model.add(1, 1, 100, 20))])
+    assert retained(queues, 150) == model.retain(150) != {}
+
+
 @pytest.mark.parametrize("batches", [0, 1, 126, 127, 128, 800])
 def test_restart_after_a_checkpoint_needs_nothing_again(reopen, batches):
     """What was there at a checkpoint is there after a restart, and only what is newer is asked for."""
