@@ -300,7 +300,8 @@ class RocksConsumeQueues:
                 return
             batch = WriteBatch(raw_mode=True)
             for partition_id, first, first_position, end in self._tables.all_bounds():
-                if first_position > position:  # newer units may come below it, and retention looks there
+                # Newer units may come below the first position, and retention looks there.
+                if first_position > position:
                     self._tables.put_first(batch, partition_id, first, position)
                 if end.position >= position and first < end.next_offset:
                     self._cut(batch, partition_id, first, end, position)
