@@ -16,13 +16,7 @@ from functools import partial
 
 from ..protocol.clock import Clock
 from ..protocol.control import Grant, Grants
-from ..protocol.errors import (
-    ConfigError,
-    KeylaneError,
-    NotSentError,
-    RetryRule,
-    SubjectDeletedError,
-)
+from ..protocol.errors import ConfigError, KeylaneError, NotSentError, RetryRule
 from ..protocol.message import Message
 from ..protocol.offsets import AckedOffsets
 from ..protocol.operations import PartitionHistory, SubjectHistory
@@ -158,16 +152,11 @@ class Broadcast:
         Raises:
             SubjectDeletedError: they are those of a later subject of the name.
         """
-        if self._lineage.is_of_another(history):
-            raise SubjectDeletedError(
-                f"subject {self._subject!r} was deleted, and another one has its name now",
-                subject=self._subject,
-            )
+        self._lineage.check_subject(self._subject, history)
         self._rows.learn(history)
         unmet = self._lineage.learn(history)
-        if (
-            self._holder is not None
-        ):  # before the start everything is older than what this consumer gets
+        if self._holder is not None:
+            # Before the start everything is older than what this consumer gets.
             self._behind.update(
                 (int(past.partition.partition_id), AckedOffsets()) for past in unmet
             )
@@ -178,7 +167,7 @@ class Broadcast:
             if number not in left:
                 continue
             self._partitions[number] = past.partition
-            if past.lost or past.partition.state is PartitionState.EXPIRED:
+            if past.is_gone:
                 gone.append(number)
         for number in gone:
             name = partition_name(self._subject, number, "")

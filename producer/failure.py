@@ -61,13 +61,6 @@ _TRY_AGAIN = (
     InternalError,
     StorageError,
 )
-
-
-def _may_pass(error: KeylaneError) -> bool:
-    """True if the broker may take the same batch later: after a quota is free again, too."""
-    return isinstance(error, _TRY_AGAIN) or error.retry is RetryRule.LATER
-
-
 REFUSED = (StrategyMismatchError, SubjectDeletedError)
 """Refusals of a route after which no message of the subject can be sent: its strategy was changed, or it was deleted."""
 NOT_HERE = (PartitionUnknownError, WrongBrokerError)
@@ -91,6 +84,11 @@ def wait_stage(
     if tries >= settings.tries_min and waited_ms >= settings.give_up_after_ms:
         return WaitStage.EXHAUSTED
     return WaitStage.EARLY if failing_ms < settings.leave_after_ms else WaitStage.DUE
+
+
+def _may_pass(error: KeylaneError) -> bool:
+    """True if the broker may take the same batch later: after a quota is free again, too."""
+    return isinstance(error, _TRY_AGAIN) or error.retry is RetryRule.LATER
 
 
 def decide_after_failure(

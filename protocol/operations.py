@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 from .control import MessageBytesMax, Retention
 from .ids import MAX_I64, NAME_CHARS_MAX
 from .limits import GROUPS_PER_SUBJECT_MAX, MESSAGE_BYTES_MAX, PARTITIONS_MAX
-from .routing import OrderStrategy, Partition
+from .routing import OrderStrategy, Partition, PartitionState
 
 
 class OperationKind(enum.StrEnum):
@@ -181,6 +181,11 @@ class PartitionHistory(Struct, frozen=True, kw_only=True):
     """Its children were opened while its broker was silent."""
     lost: bool = False
     """Its loss was accepted: its messages are no longer read."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Its messages are gone: it has expired, or was on a disk whose loss was accepted."""
+        return self.lost or self.partition.state is PartitionState.EXPIRED
 
 
 class SubjectHistory(Struct, frozen=True, kw_only=True):

@@ -251,8 +251,6 @@ class BatchLanes:
         if queue is None:
             queue = self._queues[key] = _Queue(partition_id, lasts=key[1] is None)
             self._turns.append(key)
-        elif not queue.lasts:
-            queue.lasts = key[1] is None  # a partition that was given up is granted again
         return queue
 
     def ripen(self, partition_id: int, number: int) -> int:
@@ -338,7 +336,7 @@ class BatchLanes:
 
         A batch that ends its consumer each time would never be halved otherwise.
         """
-        if not (queue.lasts and queue.ready):
+        if not queue.ready or self._key(queue.ready[0])[1] is not None:  # none, or redriven ones
             return self._max
         more = queue.ready[0].attempt - 1 - WHOLE_TRIES
         return self._max if more < 0 else max(1, self._max >> (more + 1) * PART_BITS)
@@ -463,6 +461,8 @@ class BatchLanes:
         self._paused.discard(partition_id)
         for queue in self._queues.values():
             count += queue.keep(lambda message: not ours(message))
+            if queue.partition_id == partition_id:
+                queue.lasts = False
         for key, lane in list(self._held.items()):
             ending = [message for message in lane if ours(message)]
             count += len(ending)
@@ -477,9 +477,6 @@ class BatchLanes:
         self._again = deque(batch for batch in self._again if not ours(batch.messages[0]))
         for batch in due:
             self.release(batch)
-        for queue in self._queues.values():
-            if queue.partition_id == partition_id:
-                queue.lasts = False
         return count, due
 
     def drop_batches(self, client: Any) -> int:

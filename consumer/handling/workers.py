@@ -570,7 +570,7 @@ class Workers:
 
         The next owner may begin only then: a handler that still runs would be out of order.
         """
-        late = [w for w in self._workers if w.message and client_of(w.message) is client]
+        late = [job for job in self._workers if job.message and client_of(job.message) is client]
         for worker in late:
             worker.cancel_handler()
         try:

@@ -20,7 +20,7 @@ from ...protocol.errors import (
 )
 from ...protocol.frames import Acquired, LeaveParked, ParkedTaken, TakeParked
 from ...protocol.parked import Adopt, AncestorTold, decode_adopted
-from ...protocol.routing import Partition, PartitionState
+from ...protocol.routing import Partition
 from .context import ParkContext
 from .park_sender import ParkSender
 
@@ -101,7 +101,7 @@ class Ancestors:
         for part in history.partitions:
             if part.partition.partition_id != partition_id:
                 continue
-            if part.lost or part.partition.state is PartitionState.EXPIRED:
+            if part.is_gone:
                 return None
             if part.partition.address:
                 return part.partition.address

@@ -108,9 +108,8 @@ class CarefulHandOut(ClientDelivery):
         if self._opens:
             try:
                 messages = batch.messages()
-            except (
-                CorruptBatchError
-            ) as error:  # it counts as pulled: later messages would come without it
+            except CorruptBatchError as error:
+                # It counts as pulled: later messages would come without it.
                 self.client.owner.fail(error)
                 return
             self.put(messages)

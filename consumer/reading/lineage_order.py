@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ...protocol.errors import SubjectDeletedError
 from ...protocol.operations import PartitionHistory
 from ...protocol.routing import PartitionState, logical_partition
 
@@ -44,18 +45,28 @@ class LineageOrder:
             if not is_new:
                 continue
             self._waits_for_children.difference_update(partition.parents)
-            if past.lost or partition.state is PartitionState.EXPIRED:
+            if past.is_gone:
                 gone.append(past)
             else:
                 self._left[partition_id] = past
         return gone
 
-    def is_of_another(self, history: Iterable[PartitionHistory]) -> bool:
-        """Whether a history is that of another subject: it has none of the partitions that are known, nor continues one."""
+    def check_subject(self, subject: str, history: Iterable[PartitionHistory]) -> None:
+        """
+        Let the history of the subject through that is known.
+
+        Raises:
+            SubjectDeletedError: it is that of a later subject of the name: it has none of the partitions that are known, nor
+                continues one.
+        """
         ids: set[int] = set()
         for past in history:
             ids.update((int(past.partition.partition_id), *map(int, past.partition.parents)))
-        return bool(self._parents) and ids.isdisjoint(self._parents)
+        if self._parents and ids.isdisjoint(self._parents):
+            raise SubjectDeletedError(
+                f"subject {subject!r} was deleted, and another one has its name now",
+                subject=subject,
+            )
 
     def __contains__(self, partition_id: int) -> bool:
         """Whether a partition is known and wanted."""

@@ -26,7 +26,6 @@ from ...protocol.errors import (
     OffsetOutOfRangeError,
     PartitionUnknownError,
     ReadFilterError,
-    SubjectDeletedError,
     UnreachableError,
 )
 from ...protocol.frames import Batches, Read
@@ -34,7 +33,7 @@ from ...protocol.http.tls_settings import TlsSettings
 from ...protocol.ids import check_name
 from ...protocol.message import Message
 from ...protocol.operations import PartitionHistory
-from ...protocol.routing import Partition, PartitionState
+from ...protocol.routing import Partition
 from ...protocol.settings import is_within, whole
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient, MetaClient
@@ -80,7 +79,7 @@ class _Place:
 
     def learn(self, past: PartitionHistory) -> None:
         """Take what is known of the partition now; one whose messages are gone is read where it was, while that broker answers."""
-        if not _is_gone(past) or past.partition.address is not None:
+        if not past.is_gone or past.partition.address is not None:
             self.partition = past.partition
 
 
@@ -306,7 +305,7 @@ class Reader(Resident, Generic[V]):
             if error.partition_id is None:
                 raise
             history = (await self._meta.history(self._subject)).partitions
-            if any(past.partition.partition_id == error.partition_id and not _is_gone(past) for past in history):  # fmt: skip
+            if any(past.partition.partition_id == error.partition_id and not past.is_gone for past in history):  # fmt: skip
                 raise
             return None
 
@@ -318,17 +317,9 @@ class Reader(Resident, Generic[V]):
             SubjectDeletedError: they are those of a later subject of the name.
             PartitionUnknownError: the messages of `partition` are gone.
         """
-        self._check_subject(history)
+        self._lineage.check_subject(self._subject, history)
         self._rows.learn(filter(self._lineage.wants, history))
         self._note_gone(self._lineage.learn(history))
-
-    def _check_subject(self, history: Iterable[PartitionHistory]) -> None:
-        """Raises SubjectDeletedError: the history is that of a later subject of the name."""
-        if self._lineage.is_of_another(history):
-            raise SubjectDeletedError(
-                f"subject {self._subject!r} was deleted, and another one has its name now",
-                subject=self._subject,
-            )
 
     def _note_gone(self, gone: list[PartitionHistory]) -> None:
         for past in gone:
@@ -466,7 +457,7 @@ class Reader(Resident, Generic[V]):
             if not isinstance(error, UnreachableError):
                 error = unreachable  # what a broker lacks may be gone: none says so
         else:
-            self._check_subject(history)
+            self._lineage.check_subject(self._subject, history)
             if self._follow:
                 self._take(history)  # rows may have taken the place of what is gone
             if self._look_anew(history):
@@ -495,7 +486,7 @@ class Reader(Resident, Generic[V]):
             address = past.partition.address
             differs |= address is not None and address != place.partition.address
             place.learn(past)
-            if _is_gone(past) and not place.gives:
+            if past.is_gone and not place.gives:
                 self._leave_out(place, past)
                 differs = True
                 self._failing_since_ms = None
@@ -560,10 +551,6 @@ class Reader(Resident, Generic[V]):
         place.next_offset = self._positions[int(place.partition.partition_id)] = first
         if place.end is not None and first >= place.end:
             self._finish(int(place.partition.partition_id))
-
-
-def _is_gone(past: PartitionHistory) -> bool:
-    return past.lost or past.partition.state is PartitionState.EXPIRED
 
 
 def _check_arguments(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from keylane.consumer.reading.lineage_order import LineageOrder
 from keylane.consumer.reading.replacing_rows import Had, ReplacingRows
+from keylane.protocol.errors import SubjectDeletedError
 from keylane.protocol.message import Message, pack_properties
 from keylane.protocol.reprocess.sources import SOURCE
 from keylane.protocol.routing import PartitionState
@@ -94,10 +96,12 @@ def test_rows_are_read_before_what_continues_them_when_that_was_known_already():
     assert ids(order) == [3]
 
 
-def test_history_is_of_another_subject_when_it_has_none_of_the_partitions():
+def test_history_is_refused_when_it_has_none_of_the_partitions():
     order = LineageOrder()
-    assert not order.is_of_another([past(9, 0, 1024)])
+    order.check_subject("s", [past(9, 0, 1024)])
     order.learn(CUT)
-    assert order.is_of_another([past(9, 0, 1024)])
-    assert not order.is_of_another([past(9, 0, 1024, 3)])
-    assert not order.is_of_another(PUBLISHED)
+    with pytest.raises(SubjectDeletedError) as caught:
+        order.check_subject("s", [past(9, 0, 1024)])
+    assert caught.value.subject == "s"
+    order.check_subject("s", [past(9, 0, 1024, 3)])
+    order.check_subject("s", PUBLISHED)
