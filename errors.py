@@ -171,6 +171,7 @@ __all__ = [
     "RowsGivenUpError",
     "RowsInvalidError",
     "RowsRefusedError",
+    "RowsRemovedError",
     "RowsUnfinishedError",
     "ScheduleFullError",
     "ScheduledTakenError",

@@ -8,7 +8,8 @@
 Invariants
     First offsets rise before segments are removed, so a read of a removed offset is answered with the first offset.
     First offsets rise only when every record that must be written before the removal is durable.
-    Messages stay until the metaserver has told the groups of their partition, unless the subject's retention is TIME.
+    Messages stay until the metaserver has told the groups of their partition, unless the subject's retention is TIME;
+    rows of a hidden subject so stay until it is published.
     Messages that a job holds stay, whatever the subject's retention.
     Segments are removed only when a metaserver has accepted a report of this opening and does not refuse the folder.
     The index forgets last.  After a crash in between, a start corrects it by the beginning of the log.
@@ -99,7 +100,9 @@ class Cleaning:
         self.untold: tuple[int, ...] = ()
         """Partitions, UNTOLD_MAX at most, whose messages stay only because their groups were never told."""
         self._untold: list[int] = []
-        """Such partitions, as the present check has found them."""
+        """Such partitions, as the present check has found them, but those of hidden subjects."""
+        self._hidden: dict[int, str] = {}
+        """Such partitions of hidden subjects, with the subject: their groups are told when it is published."""
         self._held: list[int] = []
         """Partitions of which jobs hold messages that no group needs, as the present check has found them."""
 
@@ -178,9 +181,9 @@ class Cleaning:
 
     async def _remove(self, segments: list[SealedSegment], wanted: int, disk: DiskUse) -> int:
         self._firsts.grouped.clear()
-        self._untold, self._held = [], []
+        self._untold, self._hidden, self._held = [], {}, []
         floor = await self._floor(wanted, list(self._store.state.partitions))
-        self.untold = tuple(self._untold[:UNTOLD_MAX])
+        self.untold = (*self._untold, *self._hidden)[:UNTOLD_MAX]
         allowed = self._allowed(segments, wanted, floor)
         if allowed <= segments[0].base:
             return 0
@@ -202,6 +205,8 @@ class Cleaning:
             why = f"a consumer group has not acked position {floor}"
             if self._held:
                 why = f"jobs hold messages of {_named(self._held)}"
+            if self._hidden:
+                why = f"the rows of hidden subject {min(self._hidden.values())!r} are not published"
             if self._untold:
                 why = (
                     f"the metaserver has not told which consumer groups read {_named(self._untold)}"
@@ -301,6 +306,8 @@ class Cleaning:
                     continue
                 if self._needed_from(partition) < self._groups_need(partition):
                     self._held.append(partition_id)
+                elif not partition.groups_told and partition.facts.hidden:
+                    self._hidden[partition_id] = partition.facts.hidden
                 elif not partition.groups_told:
                     self._untold.append(partition_id)
         return floor

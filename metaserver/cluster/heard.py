@@ -4,6 +4,7 @@
     partition planned ─▶ hosted with all groups, a row of `heard` for each ─▶ opened when no row is missing
 
 Subjects whose retention is by time alone need none of this; nor does a group on a partition that it has drained.
+Brokers of a hidden subject are told when it is published, of the groups of its target.
 
 Invariants
     A row of `heard` is written only after the broker has the group on its disk; a grant does not write one.  What an
@@ -118,6 +119,8 @@ _told = (
     )
     .where(
         partitions.c.state != PartitionState.PLANNED,
+        subjects.c.hidden_for
+        == "",  # a hidden subject has no group: retention would remove its rows
         brokers.c.expires_at > now_ms(),
     )
     .order_by(partitions.c.partition_id, groups.c.group_id)

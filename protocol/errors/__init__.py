@@ -59,7 +59,7 @@
     │   ├── ManifestError, JobChangedError, CutOverError, CompareError   a folder of reprocessed messages
     │   ├── SubjectHiddenError, PublishTargetError, PublishOutdatedError, PublishGroupsError,
     │   ├── PublishBehindError                             hidden subjects
-    │   ├── RowsDifferError, RowOrderError, RowsInvalidError, CommitUnknownError    writes of Spark
+    │   ├── RowsDifferError, RowsRemovedError, RowOrderError, RowsInvalidError, CommitUnknownError    writes of Spark
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
     │   ├── QueueFullError, CodecError                     raised by the client
     │   └── LeaseLostError                                 raised by the client: another session owns the partition

@@ -79,6 +79,23 @@ class RowsDifferError(RefusedError):
     partition_id = Detail(int)
 
 
+class RowsRemovedError(RefusedError):
+    """Retention has removed rows of a hidden subject before their publication; nothing of the job is published."""
+
+    code = 1319
+    retry = RetryRule.NEVER
+    summary = "rows were removed before they were published"
+    hint = (
+        "Have the target keep its messages for longer than the job takes (keylane subject set NAME --retention acked, or a larger "
+        "retention_ms and retention_bytes of the brokers), and write the rows again."
+    )
+    subject = Detail(str)
+    """The hidden subject."""
+    partition_id = Detail(int)
+    rows = Detail(int)
+    """How many of this partition are gone."""
+
+
 class RowOrderError(RefusedError):
     """Rows of one source do not rise by their offset: the write would change the order of a key."""
 

@@ -91,8 +91,9 @@ class JobTarget:
 
         Raises:
             RowsDifferError: the hidden subject has other rows than those of the pieces.
+            RowsRemovedError: retention has removed some of them.
         """
-        stored = self._call(_output(manifest), lambda subject: subject.stored())
+        stored = self._call(_output(manifest), lambda subject: subject.kept())
         if sum(stored.values()) != manifest.rows_out:
             output = _output(manifest)
             raise RowsDifferError(

@@ -110,7 +110,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
 
         async def work(network: Network) -> None:
             subject = HiddenSubject(network, self.options, self.hidden)
-            rows = check_job(reports, await subject.stored())
+            rows = check_job(reports, await subject.kept())
             if not self.options.publish:
                 return
             if not rows and await subject.continues_target():

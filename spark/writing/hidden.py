@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock, SystemClock
-from ...protocol.control import DeleteSubject, SubjectView
+from ...protocol.control import DeleteSubject, PartitionStatus, SubjectView
 from ...protocol.errors import (
     CommitUnknownError,
     KeylaneError,
@@ -20,6 +20,7 @@ from ...protocol.errors import (
     OperationRunningError,
     PublishOutdatedError,
     RetryRule,
+    RowsRemovedError,
     SubjectDeletedError,
     SubjectUnknownError,
 )
@@ -31,6 +32,7 @@ from ...protocol.operations import (
     PublishSubject,
 )
 from ...protocol.routing import PartitionState
+from ...protocol.text import counted
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.network import Network
 from .job import WriteOptions
@@ -115,12 +117,33 @@ class HiddenSubject:
                 )
             await asyncio.sleep(POLL_S)
 
-    async def stored(self) -> dict[int, int]:
-        """Partition id → messages.  Raises UnreachableError if a broker does not answer."""
+    async def kept(self) -> dict[int, int]:
+        """
+        As `stored`, if all of them are still there.
 
-        async def ask() -> dict[int, int]:
+        Raises:
+            RowsRemovedError: retention has removed some, as it may where the target's retention is TIME.
+        """
+        statuses = await self._statuses()
+        for partition_id, status in statuses.items():
+            if status.first_offset:
+                raise RowsRemovedError(
+                    f"retention has removed {counted(status.first_offset, 'row')} of partition {partition_id} of "
+                    f"{self.name!r} before their publication",
+                    subject=self.name,
+                    partition_id=partition_id,
+                    rows=status.first_offset,
+                )
+        return _stored(statuses)
+
+    async def stored(self) -> dict[int, int]:
+        """Partition id → messages, removed ones too.  Raises UnreachableError if a broker does not answer."""
+        return _stored(await self._statuses())
+
+    async def _statuses(self) -> dict[int, PartitionStatus]:
+        async def ask() -> dict[int, PartitionStatus]:
             route = await self._meta.route(self.name)
-            counts = {}
+            statuses = {}
             for partition in route.partitions:
                 if partition.address is None:
                     raise NotSentError(f"broker group {partition.broker_group} is not available")
@@ -129,8 +152,8 @@ class HiddenSubject:
                     status = await broker.partition(partition.partition_id)
                 finally:
                     await broker.close()
-                counts[int(partition.partition_id)] = status.next_offset
-            return counts
+                statuses[int(partition.partition_id)] = status
+            return statuses
 
         return await self._trying(ask)
 
@@ -196,3 +219,7 @@ class HiddenSubject:
                 if not passes or self._clock.boot_ms() >= until:
                     raise
             await asyncio.sleep(pauses.next_ms() / 1000)
+
+
+def _stored(statuses: Mapping[int, PartitionStatus]) -> dict[int, int]:
+    return {partition_id: status.next_offset for partition_id, status in statuses.items()}

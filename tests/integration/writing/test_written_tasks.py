@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -12,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from keylane import Admin
-from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import (
     RowsDifferError,
     RowsInvalidError,
@@ -23,10 +21,9 @@ from keylane.protocol.errors import (
 from keylane.protocol.message import Message
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
-from keylane.spark.writing.hidden import HiddenSubject
-from keylane.spark.writing.job import TaskReport, WriteOptions, check_job
-from keylane.spark.writing.task import write_task
+from keylane.spark.writing.job import check_job
 from support.cluster import Cluster
+from support.spark.written_job import WrittenJob
 
 KEYS = 37
 
@@ -44,41 +41,6 @@ def cut_off(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The first seven record batches, and an error."""
     yield from islice(batches, 7)
     raise RuntimeError("the task fails")
-
-
-class Job:
-    """A job that writes to `subject`: attempts of its tasks, and its commit."""
-
-    def __init__(self, meta: str, subject: str, job: str, **options: object) -> None:
-        self.options = WriteOptions(
-            meta=(meta,),
-            subject=subject,
-            timeout_ms=20_000,
-            **options,  # type: ignore[arg-type]
-        )
-        self.hidden = f"{subject}.hidden-{job}"
-        self.network = HttpNetwork()
-        self.subject = HiddenSubject(self.network, self.options, self.hidden)
-        self.started_at_ns = SystemClock.wall_ns()
-
-    async def attempt(
-        self, task: int, batches: Iterator[pa.RecordBatch], *, to: str | None = None
-    ) -> TaskReport:
-        network = HttpNetwork()
-        try:
-            return await write_task(
-                network,
-                self.options,
-                to or self.hidden,
-                batches,
-                identity=("job", self.hidden, task),
-                task=task,
-                sent_at_ns=SystemClock.wall_ns() if to else self.started_at_ns,
-                clock=SystemClock(),
-                rng=random.Random(task),
-            )
-        finally:
-            await network.close()
 
 
 async def messages(cluster: Cluster, subject: str) -> list[Message]:
@@ -114,7 +76,7 @@ def assert_each_once_in_order(stored: list[Message], tasks: int, count: int) -> 
 async def test_job_is_published_at_once_and_each_row_once(file_cluster):
     """To a subject that does not exist, then behind what it has; a repeated commit changes nothing."""
     for job in ("a", "b"):
-        work = Job(file_cluster.meta, "jobs", job, partitions=3)
+        work = WrittenJob(file_cluster.meta, "jobs", job, partitions=3)
         await work.subject.make()
         reports = await asyncio.gather(
             *(work.attempt(task, rows(task, 3_000)) for task in range(3))
@@ -134,7 +96,7 @@ async def test_job_is_published_at_once_and_each_row_once(file_cluster):
 
 async def test_attempts_of_a_task_store_its_rows_once(file_cluster):
     """Two at once, one that is cancelled half way, one that gets its rows in other record batches, one after the end."""
-    work = Job(file_cluster.meta, "attempts", "a", partitions=2)
+    work = WrittenJob(file_cluster.meta, "attempts", "a", partitions=2)
     await work.subject.make()
     cut = asyncio.create_task(work.attempt(0, rows(0, 40_000)))
     await asyncio.sleep(0.2)
@@ -153,7 +115,7 @@ async def test_attempts_of_a_task_store_its_rows_once(file_cluster):
 
 async def test_attempt_with_other_rows_fails_and_the_job_is_not_published(file_cluster):
     """The rows of the first attempt cannot be told from those of the second one: neither is published."""
-    work = Job(file_cluster.meta, "differs", "a", partitions=1)
+    work = WrittenJob(file_cluster.meta, "differs", "a", partitions=1)
     await work.subject.make()
     first = await work.attempt(0, rows(0, 2_000))
     with pytest.raises(RowsDifferError):
@@ -174,7 +136,7 @@ async def test_attempt_with_other_rows_fails_and_the_job_is_not_published(file_c
 
 async def test_rows_that_cannot_be_sent_are_named(file_cluster):
     """The column, the row and the task."""
-    work = Job(file_cluster.meta, "wrong", "a", partitions=1)
+    work = WrittenJob(file_cluster.meta, "wrong", "a", partitions=1)
     await work.subject.make()
     large = pa.record_batch({"value": [b"fits", b"x" * (2 << 20)]})
     with pytest.raises(RowsInvalidError, match="row 1 of task 4, column value") as caught:
@@ -191,7 +153,7 @@ async def test_rows_that_cannot_be_sent_are_named(file_cluster):
 
 async def test_hidden_subject_has_no_consumers_and_is_listed_only_when_asked_for(file_cluster):
     """No consumer subscribes to unfinished rows by accident."""
-    work = Job(file_cluster.meta, "seen", "a", partitions=1)
+    work = WrittenJob(file_cluster.meta, "seen", "a", partitions=1)
     await work.subject.make()
     async with Admin(file_cluster.meta) as admin:
         names = {each.subject for each in await admin.list_subjects()}
@@ -211,7 +173,7 @@ async def test_replayed_rows_are_stored_once_through_a_resize(file_cluster):
     """A stream's batch was stored in part, its partitions were resized, and the batch is replayed from its first row."""
     await file_cluster.create("live", partitions=2)
     async with Admin(file_cluster.meta) as admin:
-        work = Job(file_cluster.meta, "live", "stream")
+        work = WrittenJob(file_cluster.meta, "live", "stream")
         with pytest.raises(RuntimeError):
             await work.attempt(0, cut_off(rows(0, 8_000)), to="live")
         for partitions in (3, 2):
@@ -228,7 +190,7 @@ async def test_replayed_rows_are_stored_once_through_a_resize(file_cluster):
 @pytest.mark.cluster(brokers=1)
 async def test_job_outlives_kills_of_the_broker_and_the_metaserver(cluster):
     """A task waits for a killed broker; the publication goes on after the metaserver died at each of its steps."""
-    work = Job(cluster.meta, "killed", "a", partitions=2)
+    work = WrittenJob(cluster.meta, "killed", "a", partitions=2)
     await work.subject.make()
     task = asyncio.create_task(work.attempt(0, rows(0, 60_000)))
     await asyncio.sleep(0.3)
@@ -237,7 +199,7 @@ async def test_job_outlives_kills_of_the_broker_and_the_metaserver(cluster):
     assert check_job([await task], await work.subject.stored()) == 60_000
     await work.subject.publish()
     for step in ("published", "sealing", "opened"):
-        again = Job(cluster.meta, "killed", step)
+        again = WrittenJob(cluster.meta, "killed", step)
         await again.subject.make()
         await again.attempt(0, rows(0, 500))
         cluster.meta_program.restart_to_die_after(step)
