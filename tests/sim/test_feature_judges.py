@@ -5,6 +5,7 @@ from typing import Any
 from keylane.checker.events import (
     Ended,
     Granted,
+    LetGo,
     Replaced,
     Resetting,
     Sent,
@@ -69,6 +70,24 @@ def test_token_is_told_when_two_groups_of_one_name_have_it():
     grants = [Granted(group_id, 1, 5, f"s{group_id}", "", 0) for group_id in (1, 2)]
     check_groups(grants, findings)
     assert findings.counts["duplicate token"]
+
+
+def test_grant_is_told_when_its_session_was_of_a_deleted_group_and_the_holder_has_not_let_go():
+    """A session that joins the group made anew is of both groups."""
+
+    def history(*let_go: Any) -> list[Any]:
+        return [
+            Granted(1, 1, 4, "s", "", 0),
+            *let_go,
+            Granted(1, 1, 5, "t", "s", 990),
+            Granted(2, 1, 9, "s", "", 0),
+        ]
+
+    findings = Findings()
+    check_groups(history(LetGo("s", 1, 4)), findings)
+    assert not findings.counts["two grants"]
+    check_groups(history(), findings)
+    assert findings.counts["two grants"] == 1
 
 
 def _handled(token: int, offset: int) -> list[Any]:

@@ -279,32 +279,38 @@ def check_groups(seen: Sequence[Any], findings: Findings) -> None:
 
     The database's ids of groups tell them apart; brokers know the name and the tokens only.
     """
-    of_session: dict[str, int] = {}
+    of_session: defaultdict[str, set[int]] = defaultdict(set)
     of_token: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
     for event in seen:
         if isinstance(event, Granted):
-            of_session[event.session] = event.group_id
+            of_session[event.session].add(event.group_id)
             of_token[event.partition_id, event.token].add(event.group_id)
     for (partition_id, token), groups in of_token.items():
         if len(groups) > 1:
             findings.note("duplicate token", f"{token} on {partition_id} of groups {groups}")
 
-    def group_of(event: Any) -> int | None:
+    def groups_of(event: Any) -> set[int] | None:
+        """Ids of the groups that the event concerns; None: all.  A session that joins again may be of several groups."""
         match event:
-            case Started() | Ended() | Dropped() | Granted() | LetGo() | Holds():
-                return of_session.get(event.session, -1)
+            case Granted():
+                return {event.group_id}
             case Served() | Recovered():
-                return min(of_token.get((event.partition_id, event.token), {-1}))
+                return {min(of_token.get((event.partition_id, event.token), {-1}))}
+            case Started() | Ended() | LetGo():
+                known = of_token.get((event.partition_id, event.token), set())
+                return known & of_session[event.session] or of_session[event.session]
+            case Dropped() | Holds():
+                return of_session[event.session]
             case _:
                 return None
 
-    numbers = [group_of(event) for event in seen]
-    ids = sorted(set(of_session.values()))
+    concerned = [groups_of(event) for event in seen]
+    ids = sorted(set().union(*of_session.values()))
     for group_id in ids or [0]:
         last = group_id == max(ids, default=0)
         events = [
-            (event if last else _ended_by_force(event)) if number in {None, group_id} else None
-            for event, number in zip(seen, numbers, strict=True)
+            (event if last else _ended_by_force(event)) if of is None or group_id in of else None
+            for event, of in zip(seen, concerned, strict=True)
         ]
         check_view(events, findings, drained=last)
 
