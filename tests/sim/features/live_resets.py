@@ -134,14 +134,21 @@ class LiveResetting(Feature):
         world.trace(f"canceled {canceled!r}")
         if self.reset_count > number:
             began = max(began, self.answered_at)
-        asked = [event for event in world.history[began:] if type(event) is Resetting]
+        asked = self._asked_since(began)
         # The one before may be told as canceled again, while this one is being planned.
         if asked and canceled.asked.to is to:
             self.problems.append(f"told as canceled, and a broker was asked: {asked[0]}")
 
+    def _asked_since(self, began: int) -> list[Resetting]:
+        """What brokers were asked for, but for calls of before that the network brings again."""
+        history = self.world.history
+        before = {event for event in history[:began] if type(event) is Resetting}
+        since = [event for event in history[began:] if type(event) is Resetting]
+        return [event for event in since if event not in before]
+
     def _check_not_done(self, began: int, error: KeylaneError) -> None:
         """A reset that was told as not done has asked no broker, unless it is another one that is under way."""
-        asked = [event for event in self.world.history[began:] if type(event) is Resetting]
+        asked = self._asked_since(began)
         if asked and not isinstance(error, GroupBusyError):
             self.problems.append(f"told as not done, and a broker was asked: {asked[0]} {error!r}")
 
