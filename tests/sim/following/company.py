@@ -80,7 +80,9 @@ class Following(World):
                     slow_s=rng.choice((0.01, 0.3, 2.0)),
                 )
             )
-        self.calls.readers = {host.name for host in self.followers if isinstance(host, ReadingHost)}
+        self.calls.readers |= {
+            host.name for host in self.followers if isinstance(host, ReadingHost)
+        }
         for host in self.followers:
             host.may_leave = not (self.swarm.strict or self.swarm.static)
             host.subject = self.followed

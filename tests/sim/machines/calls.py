@@ -53,8 +53,8 @@ class WatchedCalls:
         self._loop = internet.loop
         self._rates = CallRates(internet.loop.faults.append)
         self.appends: dict[tuple[Process, int], float] = {}
-        self.readers: set[str] = set()
-        """The names of processes that read in small chunks."""
+        self.readers = {"operator"}
+        """The names of processes that read in small chunks; the operator does once all is drained."""
         internet.on_call = self._called
         internet.on_frame = self._asked
 
