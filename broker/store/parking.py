@@ -49,7 +49,7 @@ def change_parked(
     record = encode_body(partition.partition_id, body)
     store.commit.check_room(OWN_RECORD_BYTES + len(record), own=True)
     store.state.touch(partition)
-    undos = [parked.apply(change, at_ms=at_ms, acked=group.acked) for change in wanted]
+    undos = [parked.apply(change, at_ms=at_ms, acked=group.acked, token=fence) for change in wanted]
     parked.note_next_tries(next_tries)
     group.changing += 1
     acked = [part for change in wanted if isinstance(change, Park | Bury) for part in change.ranges]
