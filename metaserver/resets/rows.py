@@ -63,6 +63,13 @@ class ResetScope:
     left_out: tuple[Partition, ...] = ()
     """Abandoned partitions on silent brokers."""
 
+    def kept_parents(self, partition: Partition) -> tuple[int, ...]:
+        """The parents of one of its partitions that a reset of a part of the subject leaves alone."""
+        if self.ask.queue is None and self.ask.partition_id is None:
+            return ()
+        ids = set(self.ids)
+        return tuple(int(parent) for parent in partition.parents if parent not in ids)
+
     @property
     def ids(self) -> list[int]:
         """The ids of the partitions."""

@@ -191,6 +191,7 @@ class ResetService:
                 token=tokens[partition_id],
                 cursor=cursors[partition_id],
                 strategy=scope.strategy,
+                kept_parents=scope.kept_parents(partition),
             )
             async with self._slots:
                 try:
