@@ -200,6 +200,7 @@ class BrokerService:
                 if shared
                 else (group.suspects.upto, tuple(group.suspects.left(group.acked)))
             ),
+            () if group.parked is None else tuple(group.parked.adopted_under.items()),
         )
         saved = self._save(partition, group)
         await durable

@@ -261,6 +261,8 @@ class Grant(Struct, frozen=True, kw_only=True):
     token: int
     parked_parents: tuple[Partition, ...] = ()
     """Parents on which the group had parked messages when it drained them: they become the partition's."""
+    parked_tokens: tuple[int, ...] = ()
+    """Their last tokens.  What was taken over of a parent under a lower one is of before a reset, and is taken over again."""
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):

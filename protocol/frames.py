@@ -311,6 +311,8 @@ class Acquired(Frame, frozen=True, array_like=True, tag=66):
     """What is not acked below this may have been with handlers when an earlier owner ended without a release."""
     begun: tuple[tuple[int, int], ...] = ()
     """(offset, crashes) of messages that earlier owners had begun when they ended so."""
+    adopted_under: tuple[tuple[int, int], ...] = ()
+    """(parent, token of the owner that took its parked messages over), where that is known."""
 
 
 class Batches(Frame, frozen=True, array_like=True, tag=67):

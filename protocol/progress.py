@@ -119,6 +119,8 @@ class SetCursor(Struct, frozen=True, kw_only=True):
     cursor: Offset
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     """The group's consume strategy; the broker stores it with the token."""
+    kept_parents: tuple[int, ...] = ()
+    """Parents that are not set with it: what was taken over of them is forgotten here, and not taken over again."""
 
 
 class KnowGroups(Struct, frozen=True, kw_only=True):

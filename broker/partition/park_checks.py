@@ -298,8 +298,13 @@ class _Checks:
             )
         return change
 
+    def _has_adopted(self, parent: int) -> bool:
+        """True unless a later owner than the one that adopted from this parent asks: a reset may have come between."""
+        under = self._parked.adopted_under.get(parent, self._token)
+        return parent in self._parked.adopted and under >= self._token
+
     def _adopt(self, change: Adopt) -> Adopt | None:
-        if change.parent in self._parked.adopted:
+        if self._has_adopted(change.parent):
             return None
         rows = [row for key in change.keys for row in key.rows]
         if not 1 <= change.parent <= MAX_I64 or change.parent == self._parked.own:

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterable, Iterator
 
-import msgspec
-
 from ...protocol.errors import ParkedMessageUnknownError, ParkMovedError
 from ...protocol.offsets import AckedOffsets, Range
 from ...protocol.parked import (
@@ -46,7 +44,7 @@ from ...protocol.parked import (
 from ...protocol.routing import logical_partition
 from .failure_runs import UNKNOWN, FailureRuns, Faults, Mark
 from .offset_runs import OffsetRuns
-from .parked_key import ParkedKey, Place, cut, mark_of, message_count
+from .parked_key import ParkedKey, Place, cut, decode_image, encode_image, mark_of, message_count
 
 Undo = Callable[[], None]
 NextTry = tuple[int, int, int, int]
@@ -55,7 +53,17 @@ NextTry = tuple[int, int, int, int]
 class Parked:
     """Everything that a group has parked on the partition `own`."""
 
-    __slots__ = ("_faults", "_keys", "adopted", "frozen", "messages", "own", "sources", "version")
+    __slots__ = (
+        "_faults",
+        "_keys",
+        "adopted",
+        "adopted_under",
+        "frozen",
+        "messages",
+        "own",
+        "sources",
+        "version",
+    )
 
     def __init__(self, own: int) -> None:
         self.own = own
@@ -65,6 +73,8 @@ class Parked:
         self.frozen = False
         self.adopted: set[int] = set()
         """Parents whose parked messages are here, all of them."""
+        self.adopted_under: dict[int, int] = {}
+        """Parent → token of the owner that adopted it, where it is known.  A later owner of the parent may have parked anew."""
         self.sources: set[int] = set()
         """Ancestors that keep messages for the group because of what was adopted."""
         self.version = 1
@@ -145,14 +155,21 @@ class Parked:
         needed = {source for parked in self._keys.values() for source in parked.pieces}
         return tuple(sorted(self.sources - needed))
 
+    def token_of(self, change: ParkChange, fence: int) -> int:
+        """The token of the record in which a change is written again: of an adoption that of its owner, else the fence."""
+        return self.adopted_under.get(change.parent, fence) if isinstance(change, Adopt) else fence
+
     # ── folding ───────────────────────────────────────────────────────────────────────────────────────
-    def apply(self, change: ParkChange, *, at_ms: int, acked: AckedOffsets | None = None) -> Undo:
+    def apply(
+        self, change: ParkChange, *, at_ms: int, acked: AckedOffsets | None = None, token: int = 0
+    ) -> Undo:
         """
         Make a change, which may be made already; returns a function that takes it back.
 
         Args:
             at_ms: when it was written, by the broker's calendar.
             acked: the group's progress, which gets the parked messages; None: it has them.  The undo leaves it alone.
+            token: the group's fence when it was written; 0: not known.
         """
         match change:
             case Park():
@@ -168,7 +185,7 @@ class Parked:
             case Redrive():
                 return self._set(change.key, ParkState.REDRIVING)
             case Adopt():
-                return self._adopt(change)
+                return self._adopt(change, token)
             case Freeze():
                 self.frozen, before = True, self.frozen
                 return lambda: setattr(self, "frozen", before)
@@ -372,7 +389,7 @@ class Parked:
 
         return take_back
 
-    def _adopt(self, change: Adopt) -> Undo:
+    def _adopt(self, change: Adopt, token: int) -> Undo:
         undos: list[Undo] = []
         for key in change.keys:
             known = self._keys.get(key.key)
@@ -395,9 +412,8 @@ class Parked:
                 for edited in key.edits
                 if (edited.source, edited.offset) not in parked.edits
             ]
-        if change.last and change.parent not in self.adopted and change.parent:
-            self.adopted.add(change.parent)
-            undos.append(lambda: self.adopted.discard(change.parent))
+        if change.last and change.parent:
+            undos.append(self._note_adopted(change.parent, token))
 
         sources = {change.parent, *change.sources} - {0, self.own} - self.sources
         self.sources |= sources
@@ -406,6 +422,16 @@ class Parked:
             self.sources -= sources
             for undo in reversed(undos):
                 undo()
+
+        return take_back
+
+    def _note_adopted(self, parent: int, token: int) -> Undo:
+        before = self.adopted, self.adopted_under
+        self.adopted = self.adopted | {parent}
+        self.adopted_under = {**self.adopted_under, parent: token} if token else self.adopted_under
+
+        def take_back() -> None:
+            self.adopted, self.adopted_under = before
 
         return take_back
 
@@ -471,17 +497,14 @@ class Parked:
         return take_back
 
     def _clear(self) -> Undo:
-        before = self._keys, self.messages, self.frozen, self.adopted, self.sources
-        self._keys, self.messages, self.frozen, self.adopted, self.sources = (
-            {},
-            0,
-            False,
-            set(),
-            set(),
-        )
+        before = self._keys, self.messages, self.frozen
+        ancestors = self.adopted, self.adopted_under, self.sources
+        self._keys, self.messages, self.frozen = {}, 0, False
+        self.adopted, self.adopted_under, self.sources = set(), {}, set()
 
         def take_back() -> None:
-            self._keys, self.messages, self.frozen, self.adopted, self.sources = before
+            self._keys, self.messages, self.frozen = before
+            self.adopted, self.adopted_under, self.sources = ancestors
 
         return take_back
 
@@ -524,29 +547,10 @@ class Parked:
         """The whole state as bytes; b"" if there is none."""
         if not self:
             return b""
-        keys = [
-            (
-                key,
-                parked.state,
-                parked.since_ms,
-                parked.failure,
-                [(source, *runs.packed()) for source, runs in parked.pieces.items()],
-            )
-            for key, parked in self._keys.items()
-        ]
-        edits = list(self.edits())
-        failures = [
-            (key, source, runs.end, runs.packed())
-            for key, parked in self._keys.items()
-            for source, runs in parked.failures.items()
-        ]
-        tokens = [(key, parked.token) for key, parked in self._keys.items() if parked.token]
-        known = (keys, self.frozen, sorted(self.adopted), sorted(self.sources))
-        if tokens:
-            return _encode((*known, edits, self._faults.all(), failures, tokens))
-        if failures:
-            return _encode((*known, edits, self._faults.all(), failures))
-        return _encode((*known, edits) if edits else known)
+        known = self.frozen, sorted(self.adopted), sorted(self.sources)
+        return encode_image(
+            self._keys, known, list(self.edits()), self._faults.all(), self.adopted_under
+        )
 
     @classmethod
     def of_image(cls, own: int, image: bytes) -> Parked:
@@ -554,7 +558,7 @@ class Parked:
         parked = cls(own)
         if not image:
             return parked
-        decoded = _decode(image)
+        decoded = decode_image(image)
         for key, state, since_ms, failure, pieces in decoded.keys:
             known = parked._keys[key] = ParkedKey(since_ms)
             known.state, known.failure = state, failure
@@ -563,6 +567,7 @@ class Parked:
                 known.messages += known.pieces[source].messages
             parked.messages += known.messages
         parked.frozen, parked.adopted = decoded.frozen, set(decoded.adopted)
+        parked.adopted_under = dict(decoded.adopted_under)
         parked.sources = set(decoded.sources)
         for key, edited in decoded.edits:
             parked._edit(key, edited)
@@ -576,21 +581,6 @@ class Parked:
                 raise ValueError(f"the token of key {key!r:.80}, of which nothing is parked")
             parked._keys[key].token = token
         return parked
-
-
-class _ParkedImage(msgspec.Struct, frozen=True, array_like=True):
-    keys: list[tuple[ParkKey, ParkState, int, Failure | None, list[tuple[int, bytes, bytes]]]]
-    frozen: bool
-    adopted: list[int]
-    sources: list[int] = []
-    edits: list[tuple[ParkKey, EditedMessage]] = []
-    faults: list[tuple[int, Fault]] = []
-    failures: list[tuple[ParkKey, int, int, tuple[bytes, bytes, bytes, bytes, bytes]]] = []
-    tokens: list[tuple[ParkKey, int]] = []
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_ParkedImage).decode
 
 
 def _nothing() -> None:

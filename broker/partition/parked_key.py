@@ -1,11 +1,13 @@
-"""The parked messages of one key, by the partitions that have them: how each failed, what an operator has put in its place.  Pure."""
+"""The parked messages of one key, by the partitions that have them: how each failed, what an operator has put in its place; and the image of all.  Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
 
 from ...protocol.offsets import IntervalSet, Range
-from ...protocol.parked import EditedMessage, Failure, FailureMark, ParkState
+from ...protocol.parked import EditedMessage, Failure, FailureMark, Fault, ParkKey, ParkState
 from .failure_runs import UNKNOWN, UNKNOWN_FAULT, FailureRuns, Mark, too_many_runs
 from .offset_runs import OffsetRuns
 
@@ -199,3 +201,67 @@ def mark_of(said: FailureMark, numbers: Sequence[int], *, keeps_tries: bool) -> 
     fault = numbers[said.fault] if 0 <= said.fault < len(numbers) else UNKNOWN_FAULT
     next_ms = said.next_ms if keeps_tries else 0
     return said.source, said.start, said.end, Mark(said.since_ms, said.at_ms, fault, next_ms)
+
+
+# ── as bytes ──────────────────────────────────────────────────────────────────────────────────────────
+class ParkedImage(msgspec.Struct, frozen=True, array_like=True):
+    """The fields of an image; those that are missing say nothing."""
+
+    keys: list[tuple[ParkKey, ParkState, int, Failure | None, list[tuple[int, bytes, bytes]]]]
+    frozen: bool
+    adopted: list[int]
+    sources: list[int] = []
+    edits: list[tuple[ParkKey, EditedMessage]] = []
+    faults: list[tuple[int, Fault]] = []
+    failures: list[tuple[ParkKey, int, int, tuple[bytes, bytes, bytes, bytes, bytes]]] = []
+    tokens: list[tuple[ParkKey, int]] = []
+    adopted_under: list[tuple[int, int]] = []
+
+
+def encode_image(
+    parked: Mapping[ParkKey, ParkedKey],
+    ancestors: tuple[bool, list[int], list[int]],
+    edits: Sequence[tuple[ParkKey, EditedMessage]],
+    faults: Sequence[tuple[int, Fault]],
+    adopted_under: Mapping[int, int],
+) -> bytes:
+    """
+    An image.
+
+    Args:
+        ancestors: whether the children have it, the adopted parents, and the ancestors that keep messages.
+        adopted_under: parent → the token of the owner that adopted it.
+    """
+    keys = [
+        (
+            key,
+            each.state,
+            each.since_ms,
+            each.failure,
+            [(source, *runs.packed()) for source, runs in each.pieces.items()],
+        )
+        for key, each in parked.items()
+    ]
+    failures = [
+        (key, source, runs.end, runs.packed())
+        for key, each in parked.items()
+        for source, runs in each.failures.items()
+    ]
+    tokens = [(key, each.token) for key, each in parked.items() if each.token]
+    known, under = (keys, *ancestors), sorted(adopted_under.items())
+    if under:
+        return _encode((*known, edits, faults, failures, tokens, under))
+    if tokens:
+        return _encode((*known, edits, faults, failures, tokens))
+    if failures:
+        return _encode((*known, edits, faults, failures))
+    return _encode((*known, edits) if edits else known)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(ParkedImage).decode
+
+
+def decode_image(image: bytes) -> ParkedImage:
+    """The fields of an image.  Raises msgspec.MsgspecError."""
+    return _decode(image)

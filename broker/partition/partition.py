@@ -481,7 +481,7 @@ class HostedPartition:
             group = self.groups[body.group] = Group(body.group)
         parked = group.parked_on(self.partition_id)
         for change in body.changes:
-            parked.apply(change, at_ms=body.at_ms, acked=group.acked)
+            parked.apply(change, at_ms=body.at_ms, acked=group.acked, token=body.token)
         parked.note_next_tries(body.next_tries)
         group.durable_cursor, group.durable_ranges = group.acked.cursor, group.acked.ranges
         group.kept = True

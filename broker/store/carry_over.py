@@ -141,7 +141,10 @@ class CarryOver:
             if group.parked is not None:
                 records += [
                     encode_body(
-                        partition.partition_id, ParkedBody(group.name, lock.fence, 0, (change,))
+                        partition.partition_id,
+                        ParkedBody(
+                            group.name, group.parked.token_of(change, lock.fence), 0, (change,)
+                        ),
                     )
                     for change in changes_of(group.parked)
                 ]

@@ -7,6 +7,7 @@ Invariants
     A repeat with the same token sets the same cursor, because no other call has that token.
     What is parked is forgotten behind the new cursor: a log that ends between them has lost no message, and a repeat
     clears what it still has.
+    What was taken over of a parent that is not set with it is not taken over again: it was cleared here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import asyncio
 
 from ...protocol.errors import OffsetOutOfRangeError
 from ...protocol.offsets import AckedOffsets
-from ...protocol.parked import Clear
+from ...protocol.parked import Adopt, Clear
 from ...protocol.progress import SetCursor
 from ..partition.partition import Group, HostedPartition
 from ..partition.pull_lock import decide_acquire, operator_session
@@ -52,12 +53,20 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
     if not rises and group.acked.cursor == cursor and not (group.acked.ranges or group.parked):
         return store.commit.flushed()
     # Check room for all records before the first is decided.
-    store.commit.check_room(4 * OWN_RECORD_BYTES, own=True)
+    store.commit.check_room((4 + len(ask.kept_parents)) * OWN_RECORD_BYTES, own=True)
     if rises:
         store.raise_fence(partition, group, token=ask.token, session=session)
     durable = _submit(store, partition, group, cursor)
-    if group.parked:
-        return change_parked(store, partition, group, [Clear()], at_ms=0)
+    if not group.parked:
+        return durable
+    parked = group.parked
+    kept = {parent: parked.adopted_under.get(parent, 0) for parent in ask.kept_parents}
+    kept = {parent: token for parent, token in kept.items() if parent in parked.adopted}
+    sources = tuple(sorted(parked.sources))
+    durable = change_parked(store, partition, group, [Clear()], at_ms=0)
+    for parent, token in kept.items():
+        again = Adopt(parent, (), last=True, sources=sources)
+        durable = change_parked(store, partition, group, [again], at_ms=0, token=token)
     return durable
 
 

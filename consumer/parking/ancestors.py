@@ -50,8 +50,12 @@ class Ancestors:
     async def adopt_all(self, answer: Acquired) -> int:
         """Take over what parents have parked that is not taken over yet; returns the broker's version."""
         version = answer.parked_version
-        for parent in self._context.grant.parked_parents:
-            if int(parent.partition_id) not in answer.adopted:
+        grant, under = self._context.grant, dict(answer.adopted_under)
+        tokens = grant.parked_tokens or (0,) * len(grant.parked_parents)
+        for parent, token in zip(grant.parked_parents, tokens, strict=True):
+            parent_id = int(parent.partition_id)
+            # A parent that was reset alone since has parked anew, under tokens above that of the last taking over.
+            if parent_id not in answer.adopted or token > under.get(parent_id, token):
                 version = await self._adopt(parent)
         return version
 

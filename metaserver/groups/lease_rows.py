@@ -353,7 +353,8 @@ def read_grants(connection: Connection, session: str) -> Grants:
             Grant(
                 partition=partition,
                 token=token,
-                parked_parents=tuple(parked[key] for key in partition.parents if key in parked),
+                parked_parents=tuple(parked[key][0] for key in partition.parents if key in parked),
+                parked_tokens=tuple(parked[key][1] for key in partition.parents if key in parked),
             )
             for partition, token in held
         ),
@@ -363,21 +364,35 @@ def read_grants(connection: Connection, session: str) -> Grants:
     )
 
 
-_left_parked = sa.select(drained.c.partition_id).where(
-    drained.c.group_id == sa.bindparam("of_group"), drained.c.parked
+_left_parked = (
+    sa.select(drained.c.partition_id, sa.func.coalesce(leases.c.token, 0).label("token"))
+    .outerjoin(
+        leases,
+        sa.and_(
+            leases.c.group_id == drained.c.group_id,
+            leases.c.partition_id == drained.c.partition_id,
+        ),
+    )
+    .where(drained.c.group_id == sa.bindparam("of_group"), drained.c.parked)
 )
 
 
 def _parked_parents(
     connection: Connection, group_id: int, held: Collection[tuple[Partition, int]]
-) -> dict[PartitionId, Partition]:
-    """Return the parents of granted partitions on which the group has left parked messages, by id."""
+) -> dict[PartitionId, tuple[Partition, int]]:
+    """Return the parents of granted partitions on which the group has left parked messages, by id, with their last tokens."""
     parents = {parent for partition, _ in held for parent in partition.parents}
     if not parents:
         return {}
-    left = set(connection.execute(_left_parked, {"of_group": group_id}).scalars()) & parents
+    left = {
+        row.partition_id: row.token
+        for row in connection.execute(_left_parked, {"of_group": group_id})
+        if row.partition_id in parents
+    }
     rows = read_partitions(connection, BY_ID, ids=sorted(left)) if left else ()
-    return {partition.partition_id: partition for partition in rows}
+    return {
+        partition.partition_id: (partition, left[partition.partition_id]) for partition in rows
+    }
 
 
 class _Circumstances(NamedTuple):

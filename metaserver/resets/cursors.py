@@ -4,6 +4,7 @@ Invariants
     A group that handles a message again handles every later message of its queue again, in order: if a partition is not
     acked to its end, its children begin at their first message, also children that began another queue.
     An offset of a lost partition means the first message behind the loss.
+    A reset that has begun has a cursor for every partition that is left: nothing may end it any more.
     A reset of one partition or queue sets that one alone; there the operator is responsible for the order of keys that
     continue in others.
     Children are set before their parents, so that an interrupted reset leaves no gap behind a message that comes again.
@@ -93,22 +94,26 @@ def check_ask(ask: ResetGroup, *, static: bool) -> None:
 
 
 def new_cursors(
-    ask: ResetGroup, parts: Sequence[PartitionOffsets], *, static: bool
+    ask: ResetGroup, parts: Sequence[PartitionOffsets], *, static: bool, begun: bool = False
 ) -> dict[int, int]:
     """
     Return partition id → its new physical cursor.
+
+    Args:
+        begun: cursors may be set already.  Instead of an offset that is stored no longer comes the nearest one that is, and
+            partitions that are gone are left out.
 
     Raises:
         OffsetOutOfRangeError: the offset is not in the queue, or not in the partition.
         PartitionUnknownError: a partition is named that is not among `parts`.
     """
     strange = set(ask.cursors or ()) - {int(part.partition.partition_id) for part in parts}
-    if strange:
+    if strange and not begun:
         raise PartitionUnknownError(
             f"partition {min(strange)} is not among those to set", partition_id=min(strange)
         )
     by_queue = static and ask.to is not ResetTo.CURSORS
-    wanted = _of_queues(ask, parts) if by_queue else _of_partitions(ask, parts)
+    wanted = _of_queues(ask, parts, begun) if by_queue else _of_partitions(ask, parts, begun)
     cursors: dict[int, int] = {}
     unfinished: set[int] = set()
     for part in sorted(parts, key=lambda part: part.partition.partition_id):  # parents come first
@@ -120,21 +125,21 @@ def new_cursors(
     return cursors
 
 
-def _of_queues(ask: ResetGroup, parts: Sequence[PartitionOffsets]) -> dict[int, int]:
+def _of_queues(ask: ResetGroup, parts: Sequence[PartitionOffsets], begun: bool) -> dict[int, int]:
     """Partition id → cursor for the request, each queue for itself."""
     cursors: dict[int, int] = {}
     for queue in sorted({part.partition.queue for part in parts}):
         chain = [part for part in parts if part.partition.queue == queue]
         chain.sort(key=lambda part: (part.partition.logic_start, part.partition.partition_id))
         segments = [part.segment for part in chain]
-        at = _logic_offset(ask, chain, segments)
+        at = _logic_offset(ask, chain, segments, begun)
         ids = [segment.partition_id for segment in segments]
         cursors |= dict(zip(ids, physical_cursors(segments, at), strict=True))
     return cursors
 
 
 def _logic_offset(
-    ask: ResetGroup, chain: Sequence[PartitionOffsets], segments: Sequence[Segment]
+    ask: ResetGroup, chain: Sequence[PartitionOffsets], segments: Sequence[Segment], begun: bool
 ) -> int:
     match ask.to:
         case ResetTo.EARLIEST:
@@ -146,8 +151,7 @@ def _logic_offset(
             at = ask.offset
             if is_behind_loss(chain[0].partition):
                 at = max(at, segments[0].logic_start)
-            check_logic_offset(segments, at)
-            return at
+            return _stored(segments, at, begun)
         case ResetTo.TIME:
             for part in chain:
                 if part.at_time is not None:
@@ -162,12 +166,22 @@ def _logic_offset(
             raise AssertionError("cursors name partitions")
 
 
-def _of_partitions(ask: ResetGroup, parts: Sequence[PartitionOffsets]) -> dict[int, int]:
+def _stored(segments: Sequence[Segment], at: int, begun: bool) -> int:
+    """A logic offset that is stored, or the next one; of a reset that has begun the nearest.  Raises OffsetOutOfRangeError."""
+    if begun:
+        return min(max(at, queue_min(segments)), queue_max(segments))
+    check_logic_offset(segments, at)
+    return at
+
+
+def _of_partitions(
+    ask: ResetGroup, parts: Sequence[PartitionOffsets], begun: bool
+) -> dict[int, int]:
     """Partition id → cursor for the request, each partition for itself."""
-    return {part.partition.partition_id: _physical(ask, part) for part in parts}
+    return {part.partition.partition_id: _physical(ask, part, begun) for part in parts}
 
 
-def _physical(ask: ResetGroup, part: PartitionOffsets) -> int:
+def _physical(ask: ResetGroup, part: PartitionOffsets, begun: bool) -> int:
     match ask.to:
         case ResetTo.EARLIEST:
             return part.first_offset
@@ -175,8 +189,7 @@ def _physical(ask: ResetGroup, part: PartitionOffsets) -> int:
             return part.next_offset
         case ResetTo.OFFSET:
             assert ask.offset is not None
-            check_logic_offset([part.segment], ask.offset)
-            return ask.offset
+            return _stored([part.segment], ask.offset, begun)
         case ResetTo.TIME:
             return part.next_offset if part.at_time is None else part.at_time
         case ResetTo.SHIFT:
@@ -188,8 +201,7 @@ def _physical(ask: ResetGroup, part: PartitionOffsets) -> int:
             assert ask.cursors is not None
             cursor = ask.cursors.get(int(part.partition.partition_id), part.present)
             logic_start = part.segment.logic_start
-            check_logic_offset([part.segment], logic_start + cursor)
-            return cursor
+            return _stored([part.segment], logic_start + cursor, begun) - logic_start
 
 
 def generations(partitions: Sequence[Partition]) -> list[list[int]]:

@@ -7,7 +7,8 @@
 Invariants
     The cursors are set while no session has a lease of the group; what an earlier owner still sends has a token below the
     reset's.
-    Once cursors may be set, the group is granted nothing before all are.
+    Once cursors may be set, the group is granted nothing before all are; what retention removes meanwhile does not end
+    that: the cursors go to the nearest messages that are stored.
 """
 
 from __future__ import annotations
@@ -146,7 +147,9 @@ class LiveResets:
         if live.owners:
             return f"the reset waits until these consumers hand over: {listed(live.owners)}"
         try:
-            await self._resets.run(live.subject, live.group, live.ask, reset_id=live.reset_id)
+            await self._resets.run(
+                live.subject, live.group, live.ask, reset_id=live.reset_id, begun=live.begun
+            )
         except (GroupBusyError, ResetUnfinishedError, StorageError) as error:
             return error.message
         except KeylaneError as error:

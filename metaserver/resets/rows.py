@@ -63,15 +63,27 @@ class ResetScope:
     left_out: tuple[Partition, ...] = ()
     """Abandoned partitions on silent brokers."""
 
+    def kept_parents(self, partition: Partition) -> tuple[int, ...]:
+        """The parents of one of its partitions that a reset of a part of the subject leaves alone."""
+        if self.ask.queue is None and self.ask.partition_id is None:
+            return ()
+        ids = set(self.ids)
+        return tuple(int(parent) for parent in partition.parents if parent not in ids)
+
     @property
     def ids(self) -> list[int]:
         """The ids of the partitions."""
         return sorted(int(partition.partition_id) for partition in self.partitions)
 
 
-def reset_scope(connection: Connection, subject: str, group: str, ask: ResetGroup) -> ResetScope:
+def reset_scope(
+    connection: Connection, subject: str, group: str, ask: ResetGroup, *, begun: bool = False
+) -> ResetScope:
     """
     Return the partitions that a request selects.
+
+    Args:
+        begun: cursors may be set already, and what was selected then may have expired.
 
     Raises:
         InvalidNameError, InvalidRequestError, SubjectUnknownError, GroupUnknownError, QueueUnknownError,
@@ -90,9 +102,9 @@ def reset_scope(connection: Connection, subject: str, group: str, ask: ResetGrou
     if known is None:
         raise GroupUnknownError(subject=subject, group=group)
     selected, left_out = _selected(connection, row.subject_id, ask)
-    if not selected and ask.queue is not None:
+    if not selected and not begun and ask.queue is not None:
         raise QueueUnknownError(subject=subject, queue=ask.queue)
-    if not selected and ask.partition_id is not None:
+    if not selected and not begun and ask.partition_id is not None:
         raise PartitionUnknownError(
             f"partition {ask.partition_id} is no partition of {subject!r} with data",
             partition_id=ask.partition_id,

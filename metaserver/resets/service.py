@@ -87,13 +87,18 @@ class ResetService:
         return await self.run(subject, group, ask)
 
     async def run(
-        self, subject: str, group: str, ask: ResetGroup, *, reset_id: int = 0
+        self, subject: str, group: str, ask: ResetGroup, *, reset_id: int = 0, begun: bool = False
     ) -> GroupReset:
-        """As `reset`; of a reset with an id, see `live.py`, sessions may live that hold no lease, and its row gets the answer."""
+        """
+        As `reset`; of a reset with an id, see `live.py`, sessions may live that hold no lease, and its row gets the answer.
+
+        Args:
+            begun: its cursors may be set already: what retention has removed meanwhile does not end it.
+        """
         self._resets += 1
         # Two resets of one process exclude each other, too.
         holder = f"{self._holder}.{self._resets}"
-        scope, cursors, tokens = await self._begin(subject, group, ask, holder, reset_id)
+        scope, cursors, tokens = await self._begin(subject, group, ask, holder, reset_id, begun)
         self._after_step("reset-begun")
         done: dict[int, int] = {}
         try:
@@ -148,13 +153,13 @@ class ResetService:
         )
 
     async def _begin(
-        self, subject: str, group: str, ask: ResetGroup, holder: str, reset_id: int
+        self, subject: str, group: str, ask: ResetGroup, holder: str, reset_id: int, begun: bool
     ) -> tuple[ResetScope, dict[int, int], dict[int, int]]:
         """Plan and take the tokens; returns scope, cursors and tokens.  Raises what `reset` raises while nothing is changed."""
         for _ in range(PLANS_MAX):
-            scope = await self._database.read(reset_scope, subject, group, ask)
+            scope = await self._database.read(reset_scope, subject, group, ask, begun=begun)
             parts = await self._read_all(scope, group, ask)
-            cursors = new_cursors(ask, parts, static=scope.static)
+            cursors = new_cursors(ask, parts, static=scope.static, begun=begun)
             tokens = await self._database.write(
                 begin_reset,
                 scope,
@@ -186,6 +191,7 @@ class ResetService:
                 token=tokens[partition_id],
                 cursor=cursors[partition_id],
                 strategy=scope.strategy,
+                kept_parents=scope.kept_parents(partition),
             )
             async with self._slots:
                 try:

@@ -8,7 +8,9 @@ import pytest
 from keylane import Producer, ProducerSettings
 from keylane.producer.send_budget import UNAWAITED_MAX
 from keylane.protocol.errors import (
+    AccessDeniedError,
     DeliveryTimeoutError,
+    Fate,
     InvalidRequestError,
     KeyHaltedError,
     QueueFullError,
@@ -168,3 +170,23 @@ async def test_strict_keeps_order_when_a_quota_refuses_a_batch_and_not_the_next_
         for future in (older, newer):
             await asyncio.wait_for(future, 30)
     assert network.stored == {1: [b"0", b"1", b"2"]}
+
+
+async def test_strict_tells_each_message_that_no_later_try_would_store_and_keeps_the_others_in_order():
+    """
+    The rights are taken away, and are back a moment later.
+
+    The refused message is not stored, and its future says so: it is never stored behind newer ones by itself.
+    """
+    network = ScriptedNetwork()
+    async with producer_on(network) as producer:
+        await producer.send("s", b"0", key=b"k")
+        network.refusal = AccessDeniedError(principal="p", right="produce", subject="s")
+        refused = producer.send("s", b"1", key=b"k")
+        with pytest.raises(AccessDeniedError) as caught:
+            await asyncio.wait_for(refused, 30)
+        network.refusal = None
+        for value in (b"2", b"3"):
+            await asyncio.wait_for(producer.send("s", value, key=b"k"), 30)
+    assert caught.value.fate is Fate.NOT_DONE
+    assert network.stored == {1: [b"0", b"2", b"3"]}

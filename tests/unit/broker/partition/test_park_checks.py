@@ -297,3 +297,15 @@ def test_ranges_above_the_cursor_have_a_limit():
             next_offset=1 << 20,
             token=1,
         )
+
+
+def test_parent_is_adopted_again_by_a_later_owner_alone():
+    """Which asks where the parent was reset alone since; a repeat of the same owner, and one of an old image, change nothing."""
+    parked, again = Parked(7), Adopt(3, (), last=True)
+    parked.apply(again, at_ms=1, token=5)
+    acked = AckedOffsets(0)
+    assert park_changes(parked, [again], acked, next_offset=9, token=5) == []
+    assert park_changes(parked, [again], acked, next_offset=9, token=6) == [again]
+    unknown = Parked(7)
+    unknown.apply(again, at_ms=1)
+    assert park_changes(unknown, [again], acked, next_offset=9, token=6) == []

@@ -10,6 +10,7 @@ import pytest
 
 from keylane.broker.partition.park_views import (
     adopted_page,
+    changes_of,
     listed_keys,
     parked_keys,
     parked_offsets,
@@ -204,6 +205,22 @@ def test_image_of_frozen_and_adopted_is_kept_without_keys():
     parked = parked_of(Adopt(3, (), last=True), Freeze())
     again = Parked.of_image(7, parked.image())
     assert (again.adopted, again.frozen, bool(again), len(again)) == ({3}, True, True, 0)
+
+
+def test_image_tells_under_which_token_a_parent_was_adopted():
+    """And a change that is written again has it; a Clear forgets it, and an undo restores it."""
+    parked = parked_of()
+    parked.apply(Adopt(3, (), last=True), at_ms=1, token=5)
+    undo = parked.apply(Adopt(3, (), last=True), at_ms=2, token=9)
+    assert Parked.of_image(7, parked.image()).adopted_under == {3: 9}
+    undo()
+    again = Parked.of_image(7, parked.image())
+    assert (again.adopted, again.adopted_under) == ({3}, {3: 5})
+    assert next(again.token_of(change, 8) for change in changes_of(again)) == 5
+    take_back = again.apply(Clear(), at_ms=3)
+    assert not again
+    take_back()
+    assert again.adopted_under == {3: 5}
 
 
 MILLION = """

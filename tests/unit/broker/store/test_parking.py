@@ -222,6 +222,21 @@ async def test_reset_without_its_end_is_finished_by_a_repeat():
     assert not desk.parked
 
 
+async def test_reset_of_a_child_alone_keeps_which_parents_it_has_adopted():
+    """Under the tokens of before; also after a restart, and of a repeat.  What it never adopted it may still adopt."""
+    desk = await ParkedDesk(SimDisk()).fill()
+    await desk.change(Adopt(3, (), last=True), Adopt(4, (), last=True, sources=(2,)))
+    partition = desk.store.state.partition(1)
+    ask = SetCursor(group="audit", token=2, cursor=40, kept_parents=(3, 5))
+    for _ in range(2):
+        await set_cursor(desk.store, partition, ask)
+        known = desk.parked
+        assert (known.adopted, known.adopted_under, known.sources) == ({3}, {3: 1}, {2, 3, 4})
+    await desk.store.commit.close()
+    again = desk.again(snapshot=False).parked
+    assert (again.adopted, again.adopted_under, again.unneeded()) == ({3}, {3: 1}, (2, 3, 4))
+
+
 async def test_reset_that_fails_takes_the_clear_back():
     desk = await ParkedDesk(SimDisk()).fill()
     await busy(desk)

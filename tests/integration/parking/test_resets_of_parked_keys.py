@@ -1,0 +1,89 @@
+"""A partition is reset alone behind which others have taken over what was parked: what is parked anew goes the same way."""
+
+from __future__ import annotations
+
+import asyncio
+
+from integration.parking.test_parked_keys import Handler, brokers_of, consumer_of, hosted, send
+from keylane import Admin, Producer
+from keylane.protocol.operations import OperationKind, Reshape
+from support.cluster import Cluster, eventually
+
+
+async def test_key_parked_anew_is_redriven_when_its_parent_alone_was_reset(file_cluster: Cluster):
+    """Its child takes it over a second time, and parks what follows; what was handled before the reset stays so."""
+    subject, handler = "reset-parent", Handler()
+    await file_cluster.create(subject, partitions=1)
+    handler.poison = {b"bad", b"worse"}
+    async with (
+        asyncio.timeout(60),
+        Producer(file_cluster.meta) as producer,
+        Admin(file_cluster.meta) as admin,
+        consumer_of(file_cluster, subject, handler),
+        brokers_of(file_cluster, subject) as brokers,
+    ):
+        await send(producer, subject, b"bad", 0, 1)
+        await send(producer, subject, b"worse", 0)
+        while await brokers.count() < 3:
+            await asyncio.sleep(0.05)
+        (parent,) = await brokers.partitions()
+        resize = Reshape(kind=OperationKind.RESIZE, subject=subject, partitions=2)
+        await file_cluster.reshape(resize)
+        for key in (b"bad", b"worse"):
+            await send(producer, subject, key, 2)
+        while await brokers.count() < 5 or parent in await brokers.parked():
+            await asyncio.sleep(0.05)
+        handler.poison = set()
+        for key in (b"bad", b"worse"):
+            await brokers.redrive(key)
+        await eventually(lambda: handler.handled[b"bad"] == [0, 1, 2])
+        await eventually(lambda: handler.handled[b"worse"] == [0, 2])
+        while await brokers.parked():
+            await asyncio.sleep(0.05)
+
+        handler.poison = {b"bad"}
+        await admin.reset_group(subject, "g", "earliest", partition_id=parent, live=True)
+        await eventually(lambda: handler.handled[b"worse"] == [0, 2, 0])
+        await send(producer, subject, b"bad", 3)
+        while await brokers.count() < 3 or parent in await brokers.parked():
+            await asyncio.sleep(0.05)
+        handler.poison = set()
+        await brokers.redrive(b"bad")
+        await eventually(lambda: handler.handled[b"bad"] == [0, 1, 2, 0, 1, 3])
+        while await brokers.parked() or await brokers.kept(parent):
+            await asyncio.sleep(0.05)
+
+
+async def test_keys_of_a_parent_stay_cleared_when_its_child_alone_was_reset(file_cluster: Cluster):
+    """The child has taken them over and handled one of them: that key is as any other, and the parent keeps nothing."""
+    subject, handler = "reset-child", Handler()
+    await file_cluster.create(subject, partitions=1)
+    handler.poison = {b"bad", b"worse"}
+    async with (
+        asyncio.timeout(60),
+        Producer(file_cluster.meta) as producer,
+        Admin(file_cluster.meta) as admin,
+        consumer_of(file_cluster, subject, handler),
+        brokers_of(file_cluster, subject) as brokers,
+    ):
+        await send(producer, subject, b"bad", 0, 1)
+        await send(producer, subject, b"worse", 0)
+        while await brokers.count() < 3:
+            await asyncio.sleep(0.05)
+        (parent,) = await brokers.partitions()
+        broker_group = "g2" if await hosted(file_cluster, parent, "g1") else "g1"
+        move = Reshape(kind=OperationKind.MOVE, partition_ids=(parent,), broker_group=broker_group)
+        await file_cluster.reshape(move)
+        while await brokers.count() < 3 or parent in await brokers.parked():
+            await asyncio.sleep(0.05)
+        handler.poison = {b"worse"}
+        await brokers.redrive(b"bad")
+        while await brokers.count() > 1:
+            await asyncio.sleep(0.05)
+
+        (child,) = set(await brokers.partitions()) - {parent}
+        await admin.reset_group(subject, "g", "latest", partition_id=child, live=True)
+        await send(producer, subject, b"bad", 2)
+        await eventually(lambda: handler.handled[b"bad"] == [0, 1, 2])
+        while await brokers.parked() or await brokers.kept(parent):
+            await asyncio.sleep(0.05)

@@ -1,0 +1,143 @@
+"""A live reset that has begun ends, whatever retention removes before its metaserver goes on with it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from keylane.metaserver.groups.lease_rows import read_grants, release_leases
+from keylane.metaserver.groups.sessions import join_group
+from keylane.metaserver.resets.live import LiveResets
+from keylane.metaserver.resets.service import ResetService
+from keylane.metaserver.settings import MetaserverSettings
+from keylane.metaserver.sql.schema import partitions
+from keylane.protocol.control import GroupStatus, Join, PartitionStatus, ReleaseGrant
+from keylane.protocol.errors import NotSentError, OffsetOutOfRangeError
+from keylane.protocol.progress import ResetGroup, ResetTo
+from keylane.protocol.routing import PartitionState
+from support.sql.rows import Rows
+from support.sql.told_groups import settle_group
+from unit.metaserver.resets.test_resets_in_a_resize import InMemory
+
+SESSION = "a" * 16
+
+
+class RetainingBrokers:
+    """A network with brokers behind it that store `[first_offset, 100)` of each partition, and take cursors or not."""
+
+    def __init__(self) -> None:
+        self.first_offset = 0
+        self.takes_cursors = False
+        self.cursors: dict[int, int] = {}
+
+    async def control(self, method: str, address: str, path: str, *args: Any, **kwargs: Any) -> Any:
+        (number,) = re.findall(r"/(\d+)", path)
+        groups: tuple[GroupStatus, ...] = ()
+        if method == "POST":
+            if not self.takes_cursors:
+                raise NotSentError("the broker was killed")
+            body = kwargs["body"]
+            self.cursors[int(number)] = body.cursor
+            status = GroupStatus(
+                group="g", token=body.token, cursor=body.cursor, acked_above=0, lag=100
+            )
+            groups = (status,)
+        return PartitionStatus(
+            partition_id=int(number),
+            subject="s",
+            name=f"p{number}",
+            state=PartitionState.OPEN,
+            first_offset=self.first_offset,
+            next_offset=100,
+            groups=groups,
+        )
+
+
+class ResetHouse:
+    """A subject of two partitions, its group with one live member, and a metaserver that resets."""
+
+    def __init__(self) -> None:
+        self.rows = Rows()
+        self.rows.report("g1")
+        self.rows.create("s", 2)
+        self.brokers = RetainingBrokers()
+        ask = Join(subject="s", group="g", session=SESSION)
+        self.rows.run(join_group, ask, sessions_max=9)
+        self.rows.run(settle_group, 1)
+        settings = MetaserverSettings(data=Path("meta"))
+        database: Any = InMemory(self.rows)
+        network: Any = self.brokers
+        resets = ResetService(database, network, settings, holder="m")
+        self.resets = LiveResets(database, resets, self.settle)
+
+    async def settle(self, group_id: int) -> None:
+        """Settle the group; its member hands over what it is not granted any more at once."""
+        before = self.held
+        self.rows.run(settle_group, group_id)
+        gone = before.items() - self.held.items()
+        asks = [ReleaseGrant(session=SESSION, partition_id=p, token=t) for p, t in gone]
+        if asks:
+            self.rows.run(release_leases, asks)
+
+    @property
+    def held(self) -> dict[int, int]:
+        """Partition id → token."""
+        grants = self.rows.run(read_grants, SESSION).grants
+        return {int(grant.partition.partition_id): grant.token for grant in grants}
+
+    async def begin(self, ask: ResetGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Have a reset begin that no broker takes."""
+        monkeypatch.setattr("keylane.metaserver.resets.live.ANSWER_MS", 100)
+        with pytest.raises(Exception, match="it goes on by itself"):
+            await self.resets.reset("s", "g", ask)
+        assert self.held == {}
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        ResetGroup(to=ResetTo.OFFSET, partition_id=1, offset=10, live=True),
+        ResetGroup(to=ResetTo.CURSORS, cursors={1: 10, 2: 90}, live=True),
+    ],
+    ids=["offset", "cursors"],
+)
+async def test_begun_reset_goes_to_the_first_stored_message_when_retention_has_removed_its_own(
+    ask: ResetGroup, monkeypatch: pytest.MonkeyPatch
+):
+    """One that has not begun is refused, and changes nothing."""
+    house = ResetHouse()
+    await house.begin(ask, monkeypatch)
+    house.brokers.first_offset = 40
+    house.brokers.takes_cursors = True
+    await house.resets.resume()
+    assert house.brokers.cursors == ({1: 40} if ask.to is ResetTo.OFFSET else {1: 40, 2: 90})
+    assert house.held.keys() == {1, 2}
+    with pytest.raises(OffsetOutOfRangeError):
+        await house.resets.reset("s", "g", ask)
+    assert house.held.keys() == {1, 2}
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        ResetGroup(to=ResetTo.OFFSET, partition_id=1, offset=10, live=True),
+        ResetGroup(to=ResetTo.CURSORS, cursors={1: 10, 2: 90}, live=True),
+    ],
+    ids=["offset", "cursors"],
+)
+async def test_begun_reset_ends_when_its_partition_has_expired(
+    ask: ResetGroup, monkeypatch: pytest.MonkeyPatch
+):
+    house = ResetHouse()
+    await house.begin(ask, monkeypatch)
+    expired = sa.update(partitions).where(partitions.c.partition_id == 1)
+    expired = expired.values(state=PartitionState.EXPIRED, end_offset=100)
+    house.rows.run(lambda connection: connection.execute(expired))
+    house.brokers.takes_cursors = True
+    await house.resets.resume()
+    assert house.brokers.cursors == ({} if ask.to is ResetTo.OFFSET else {2: 90})
+    assert house.held.keys() == {2}
