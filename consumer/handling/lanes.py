@@ -130,7 +130,15 @@ class Lanes:
         return self._plain is not None if self.arrived else bool(self._stored)
 
     def put(self, messages: Sequence[Message]) -> None:
-        """Add messages of one partition, in the order of their offsets, before the batches that are stored."""
+        """
+        Add messages of one partition, in the order of their offsets, before the batches that are stored.
+
+        A suspect comes before all that has arrived, because nothing of its partition waits and all other suspects wait for it.
+        """
+        if messages and getattr(messages[0].delivery, "goes_first", False) and not self._paused:
+            self.note_alone()
+            self._put_back(messages)
+            return
         self._plain = None if self.arrived or self._paused else _plain_client(messages)
         if self._paused:
             self._put_beside_paused(messages)

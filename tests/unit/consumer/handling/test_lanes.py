@@ -193,3 +193,30 @@ class LanesMachine(RuleBasedStateMachine):
 
 
 TestLanesMachine = LanesMachine.TestCase
+
+
+class Suspects:
+    goes_first = True
+
+
+def test_suspect_is_taken_before_what_has_arrived():
+    """All other suspects wait for it, and those of other partitions may be thousands; nothing is taken twice."""
+    lanes = Lanes()
+    lanes.put([message(b"a", 0), message(b"b", 1), message(b"c", 2)])
+    assert lanes.take().offset == 0
+    suspect = message(b"d", 7, 2)
+    suspect.delivery = Suspects()
+    lanes.put([suspect])
+    assert [lanes.take().offset for _ in range(3)] == [7, 1, 2]
+    assert lanes.take() is None
+
+
+def test_suspect_waits_when_its_partition_is_paused():
+    lanes = Lanes()
+    lanes.pause(2)
+    suspect = message(b"d", 7, 2)
+    suspect.delivery = Suspects()
+    lanes.put([suspect])
+    assert lanes.take() is None
+    lanes.resume(2)
+    assert lanes.take() is suspect
