@@ -370,4 +370,6 @@ async def test_message_behind_a_batch_that_does_not_unpack_is_not_handed_out():
     async with pulling(broker, owner):
         await eventually(lambda: owner.errors)
         assert isinstance(owner.errors[0], CorruptBatchError)
+        await eventually(lambda: owner.messages)
+        await asyncio.sleep(0.02)
         assert owner.offsets() == [0]
