@@ -578,7 +578,8 @@ def _hex(key: bytes | None) -> str | None:
 def _named(key: ParkKey) -> str:
     if not key:
         return "dead letters" if key is None else "messages without a key"
-    return f"key {key.decode(errors='backslashreplace'):.80}"
+    text = str(key) if isinstance(key, int) else key.decode(errors="backslashreplace")
+    return f"key {text:.80}"
 
 
 def _wanted(
