@@ -195,7 +195,7 @@ class LanesMachine(RuleBasedStateMachine):
 TestLanesMachine = LanesMachine.TestCase
 
 
-class Suspects:
+class SuspectsDelivery:
     goes_first = True
 
 
@@ -205,7 +205,7 @@ def test_suspect_is_taken_before_what_has_arrived():
     lanes.put([message(b"a", 0), message(b"b", 1), message(b"c", 2)])
     assert lanes.take().offset == 0
     suspect = message(b"d", 7, 2)
-    suspect.delivery = Suspects()
+    suspect.delivery = SuspectsDelivery()
     lanes.put([suspect])
     assert [lanes.take().offset for _ in range(3)] == [7, 1, 2]
     assert lanes.take() is None
@@ -215,7 +215,7 @@ def test_suspect_waits_when_its_partition_is_paused():
     lanes = Lanes()
     lanes.pause(2)
     suspect = message(b"d", 7, 2)
-    suspect.delivery = Suspects()
+    suspect.delivery = SuspectsDelivery()
     lanes.put([suspect])
     assert lanes.take() is None
     lanes.resume(2)
@@ -226,7 +226,7 @@ class Pulling:
     runs = True
 
 
-class Stored:
+class WaitingBatch:
     """A batch that is not opened, of one message for each offset."""
 
     is_plain = True
@@ -242,9 +242,13 @@ class Stored:
 def test_partitions_take_turns_when_batches_of_several_wait():
     """Else the last one would wait for everything that was pulled of the others."""
     lanes, first, second = Lanes(), Pulling(), Pulling()
-    for batch in (Stored(first, 1, 0, 1), Stored(first, 1, 2), Stored(first, 1, 3)):
+    for batch in (
+        WaitingBatch(first, 1, 0, 1),
+        WaitingBatch(first, 1, 2),
+        WaitingBatch(first, 1, 3),
+    ):
         lanes.put_batch(batch)
-    for batch in (Stored(second, 2, 10), Stored(second, 2, 11)):
+    for batch in (WaitingBatch(second, 2, 10), WaitingBatch(second, 2, 11)):
         lanes.put_batch(batch)
     assert len(lanes) == 6
     taken = [lanes.take().offset for _ in range(4)]
@@ -255,7 +259,11 @@ def test_partitions_take_turns_when_batches_of_several_wait():
 
 def test_run_has_small_batches_of_one_partition_when_those_of_others_wait_between():
     lanes, first, second = Lanes(), Pulling(), Pulling()
-    for batch in (Stored(first, 1, 0), Stored(second, 2, 10), Stored(first, 1, 1)):
+    for batch in (
+        WaitingBatch(first, 1, 0),
+        WaitingBatch(second, 2, 10),
+        WaitingBatch(first, 1, 1),
+    ):
         lanes.put_batch(batch)
     run = lanes.begin_run(100, None)
     assert [each.offset for each in run.messages] == [0, 1]
