@@ -11,7 +11,7 @@ In a shared group the broker knows what a session had in flight, so nothing is w
     in flight at a session that ends without a release, once ─▶ counted ─ twice ─▶ alone: its session has nothing else of
     the partition in flight ─ that ends so too ─▶ counted again; consumers set it aside
 
-A first end accuses nobody: most processes are ended by something else, and then all of what was pulled would be handled one
+A first end accuses no message: most processes are ended by something else, and then all of what was pulled would be handled one
 at a time.
 
 `pulled_to`, `once` and `upto` are in memory only: behind a restart of the broker the first is known again from the next pull,

@@ -18,7 +18,7 @@ def ended(*pulled_to: int) -> Suspects:
 
 
 def test_pulled_messages_are_suspects_when_two_owners_ended_without_a_release():
-    """A first end accuses nobody: but for its caution with what is redriven, the next owner goes on as any."""
+    """A first end accuses no message: but for its caution with what is redriven, the next owner goes on as any."""
     suspects = ended(20)
     assert (suspects.upto, suspects.told(5)) == (0, 5)
     suspects.pulled(30)
