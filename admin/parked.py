@@ -578,7 +578,7 @@ def _hex(key: bytes | None) -> str | None:
 def _named(key: ParkKey) -> str:
     if not key:
         return "dead letters" if key is None else "messages without a key"
-    return f"key {key!r:.80}"
+    return f"key {key if isinstance(key, int) else key.decode(errors='backslashreplace')!s:.80}"
 
 
 def _wanted(

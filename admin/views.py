@@ -109,7 +109,7 @@ class PartitionProgress(Struct, frozen=True, kw_only=True):
     failing: FailingMessage | None = None
     """The oldest message that fails and is not handled, with the last error; later messages of its key wait for it."""
     suspects: int = 0
-    """Messages that an owner had when it ended without handing over: the next one handles them one at a time, for up to 30 s."""
+    """Messages that two owners had when they ended without handing over: the next one handles them one at a time, for up to 30 s."""
 
 
 class GroupDescription(Struct, frozen=True, kw_only=True):

@@ -198,7 +198,10 @@ class BrokerService:
             *(
                 (0, ())
                 if shared
-                else (group.suspects.upto, tuple(group.suspects.left(group.acked)))
+                else (
+                    group.suspects.told(group.acked.cursor),
+                    tuple(group.suspects.left(group.acked)),
+                )
             ),
             () if group.parked is None else tuple(group.parked.adopted_under.items()),
         )

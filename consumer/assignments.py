@@ -150,8 +150,8 @@ class Assignments:
         own = "resume(): its own code has suspended it" if self._membership.suspended else ""
         careful = [str(client.partition_id) for client in self.clients if client.is_careful]
         suspects = (
-            f"suspects of partition {', '.join(careful)}: the consumer before it ended without handing over, and its "
-            "messages are handled one at a time"
+            f"suspects of partition {', '.join(careful)}: two consumers before it ended without handing over, and what "
+            "both of them had is handled one message at a time"
             if careful
             else ""
         )

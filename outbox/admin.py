@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
 from collections.abc import Callable, Iterable
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -13,23 +11,20 @@ from ..protocol.address import addresses_of
 from ..protocol.clock import SystemClock
 from ..protocol.errors import (
     OutboxSubjectExistsError,
-    StorageError,
     SubjectDeletedError,
     SubjectUnknownError,
 )
 from ..protocol.ids import check_name
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
-from .database import EngineOrUrl, OutboxDatabase
+from ..user_database.transactions import EngineOrUrl, make_tables
+from .database import OutboxDatabase
 from .settings import OutboxSettings
 from .tables import DEFAULT_PREFIX, OutboxTables
 from .upkeep import OutboxStatus, RowChange, purge, purge_unsent, read_status, redrive
 
 P = ParamSpec("P")
 T = TypeVar("T")
-AGAIN_AFTER_S = (0.05, 0.1, 0.2, 0.4)
-"""Tables that processes make at the same moment fail in all but one of them, and exist when these try again."""
-_MADE_ELSEWHERE = re.compile("already exists|duplicate|unique|locked", re.IGNORECASE)
 
 
 async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PREFIX) -> None:
@@ -42,14 +37,7 @@ async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PRE
         ConfigError: the engine, the URL or the prefix cannot be used.
         StorageError: the database answered with an error.
     """
-    for pause_s in (*AGAIN_AFTER_S, None):
-        try:
-            await _run(engine_or_url, prefix, _create)
-            break
-        except StorageError as error:
-            if pause_s is None or _MADE_ELSEWHERE.search(error.message) is None:
-                raise
-            await asyncio.sleep(pause_s)
+    await make_tables(lambda: _run(engine_or_url, prefix, _create))
 
 
 def _create(connection: Connection, tables: OutboxTables) -> None:

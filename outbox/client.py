@@ -27,8 +27,9 @@ from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import Environment, environment_of
 from ..rpc.home import Resident
+from ..user_database.transactions import EngineOrUrl
 from .commits import CommitWatch
-from .database import EngineOrUrl, OutboxDatabase, Transactions
+from .database import OutboxDatabase, Transactions
 from .drainer import Drainer, stopped
 from .routes import OutboxRoutes
 from .rows import insert_of

@@ -480,7 +480,7 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     failing: FailingMessage | None = None
     """The oldest message that fails and is not handled; None as well when the broker has restarted and was not told again."""
     suspects: int = 0
-    """Messages that an owner had when it ended without handing over, and that are not acked."""
+    """Messages that two owners had when they ended without handing over, and that are not acked."""
 
 
 class PartitionStatus(Struct, frozen=True, kw_only=True):

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
 from collections.abc import Callable
 from typing import TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.engine import URL, Connection, Engine, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.engine import Connection
 
-from ..protocol.errors import ConfigError, StorageError
 from ..protocol.ids import check_name
+from ..user_database.transactions import EngineOrUrl, UserDatabase, make_tables
 from .tables import DEFAULT_PREFIX, SinkTables
 
 T = TypeVar("T")
-EngineOrUrl = AsyncEngine | Engine | URL | str
-AGAIN_AFTER_S = (0.05, 0.1, 0.2, 0.4)
-"""Tables that processes make at the same moment fail in all but one of them, and exist when these try again."""
-_MADE_ELSEWHERE = re.compile("already exists|duplicate|unique|locked", re.IGNORECASE)
 
 
 async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PREFIX) -> None:
@@ -33,14 +25,7 @@ async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PRE
         StorageError: the database answered with an error.
     """
     tables = SinkTables(prefix)
-    for pause_s in (*AGAIN_AFTER_S, None):
-        try:
-            await _run(engine_or_url, tables, tables.create)
-            break
-        except StorageError as error:
-            if pause_s is None or _MADE_ELSEWHERE.search(error.message) is None:
-                raise
-            await asyncio.sleep(pause_s)
+    await make_tables(lambda: _run(engine_or_url, tables, tables.create))
 
 
 async def forget(
@@ -78,42 +63,8 @@ async def _run(
     engine_or_url: EngineOrUrl, tables: SinkTables, work: Callable[[Connection], T]
 ) -> T:
     """What `work` returns in a transaction of its own."""
-    given = isinstance(engine_or_url, AsyncEngine | Engine)
-    engine = engine_or_url if isinstance(engine_or_url, AsyncEngine | Engine) else _engine(engine_or_url)  # fmt: skip
+    database = UserDatabase(engine_or_url, tables.missing_error)
     try:
-        if isinstance(engine, AsyncEngine):
-            async with engine.begin() as connection:
-                return await connection.run_sync(work)
-        return await asyncio.to_thread(_in_transaction, engine, work)
-    except SQLAlchemyError as error:
-        raise tables.missing_error(error) or _storage_error(error) from error
-    except OSError as error:
-        raise _storage_error(error) from error
+        return await database.run(work)
     finally:
-        if not given:
-            if isinstance(engine, AsyncEngine):
-                await engine.dispose()
-            else:
-                engine.dispose()
-
-
-def _in_transaction(engine: Engine, work: Callable[[Connection], T]) -> T:
-    with engine.begin() as connection:
-        return work(connection)
-
-
-def _engine(url: URL | str) -> AsyncEngine | Engine:
-    try:
-        parsed = make_url(url)
-        if parsed.get_dialect().is_async:
-            return create_async_engine(parsed)
-        return sa.create_engine(parsed)
-    except (ArgumentError, ImportError, SQLAlchemyError) as error:
-        raise ConfigError(
-            f"fenced effects need an engine or the URL of a database: {error}"
-        ) from error
-
-
-def _storage_error(error: Exception) -> StorageError:
-    said = str(getattr(error, "orig", None) or error).partition("\n")[0]
-    return StorageError(f"the database answered: {said}", operation="query")
+        await database.close()

@@ -1,6 +1,7 @@
 """Messages that may have ended the process that handled them, as the broker of their partition knows them.  Pure.
 
-    pulls of an owner ─▶ pulled_to ─ the next owner acquires, and there was no release ─▶ upto: suspects are all below it
+    pulls of an owner ─▶ pulled_to ─ the next owner acquires, and there was no release ─▶ once ─ pulled again, and the next
+    owner acquires in the same way ─▶ upto: suspects are all below it
     an owner begins a suspect, alone ─▶ begun, durable ─┬─ acked, or its try failed: no suspect any more
                                                         ├─ released: the owner has ended well
                                                         ╰─ the next owner acquires: it is accused
@@ -10,8 +11,11 @@ In a shared group the broker knows what a session had in flight, so nothing is w
     in flight at a session that ends without a release, once ─▶ counted ─ twice ─▶ alone: its session has nothing else of
     the partition in flight ─ that ends so too ─▶ counted again; consumers set it aside
 
-`pulled_to` and `upto` are in memory only: behind a restart of the broker they are known again from the next pull, which
-says how far its owner has come.  What is begun is written with the group's progress.
+A first end accuses no message: most processes are ended by something else, and then all of what was pulled would be handled one
+at a time.
+
+`pulled_to`, `once` and `upto` are in memory only: behind a restart of the broker the first is known again from the next pull,
+which says how far its owner has come.  What is begun is written with the group's progress.
 """
 
 from __future__ import annotations
@@ -34,13 +38,15 @@ Begun = tuple[int, int]
 class Suspects:
     """The suspects of one group on one partition."""
 
-    __slots__ = ("_pulled_to", "begun", "upto")
+    __slots__ = ("_once", "_pulled_to", "begun", "upto")
 
     def __init__(self, begun: Iterable[Begun] = ()) -> None:
         self.begun: dict[int, int] = dict(begun)
         """Offset → crashes, of messages that are begun and have not ended."""
         self.upto = 0
-        """What is not acked below this may have been with handlers of an owner that ended without a release."""
+        """What is not acked below this may have been with handlers of two owners that ended without a release."""
+        self._once = 0
+        """The same of one owner."""
         self._pulled_to = 0
         """One past the highest offset that was pulled under the present token."""
 
@@ -57,9 +63,18 @@ class Suspects:
         """
         if released:
             return self.released()
-        self.upto = max(self.upto, self._pulled_to)
+        self.upto = max(self.upto, min(self._once, self._pulled_to))
+        self._once = max(self._once, self._pulled_to)
         self._pulled_to = 0
         return False
+
+    def told(self, cursor: int) -> int:
+        """
+        What the next owner is told as `upto`, where everything below `cursor` is acked.
+
+        Behind a first end it is above 0, and no message is a suspect: what is redriven is handled one key at a time from then on.
+        """
+        return max(self.upto, min(self._once, cursor))
 
     def session_ended(self, ranges: Iterable[Range], acked: AckedOffsets) -> bool:
         """
@@ -90,7 +105,7 @@ class Suspects:
 
     def released(self) -> bool:
         """Note that the owner has given the partition back; True if that changes what is begun."""
-        self.upto = self._pulled_to = 0
+        self.upto = self._once = self._pulled_to = 0
         changed = bool(self.begun)
         self.begun = {}
         return changed

@@ -97,8 +97,11 @@ class Lanes:
         """Messages that no worker has looked at yet, in the order they were put."""
         self._plain: Any = None
         """The pull client whose first tries all of `arrived` are, by offset; None if they are of several kinds."""
-        self._stored: deque[UnopenedBatch] = deque()
-        """Pulled after all that has arrived."""
+        self._stored: dict[Any, deque[UnopenedBatch]] = {}
+        """
+        By pull client, the one first whose turn is next: pulled after all that has arrived.  Pull clients take turns, so that
+        a partition does not wait for all that was pulled of the others before, which takes minutes where handlers are slow.
+        """
         self.due: deque[Message] = deque()
         """Messages whose next try is due: their lanes are their own, and they come before all others."""
         self.run: Run | None = None
@@ -130,7 +133,15 @@ class Lanes:
         return self._plain is not None if self.arrived else bool(self._stored)
 
     def put(self, messages: Sequence[Message]) -> None:
-        """Add messages of one partition, in the order of their offsets, before the batches that are stored."""
+        """
+        Add messages of one partition, in the order of their offsets, before the batches that are stored.
+
+        A suspect comes before all that has arrived, because nothing of its partition waits and all other suspects wait for it.
+        """
+        if messages and getattr(messages[0].delivery, "goes_first", False) and not self._paused:
+            self.note_alone()
+            self._put_back(messages)
+            return
         self._plain = None if self.arrived or self._paused else _plain_client(messages)
         if self._paused:
             self._put_beside_paused(messages)
@@ -140,11 +151,15 @@ class Lanes:
     def put_batch(self, batch: UnopenedBatch) -> None:
         """Add a batch of one partition."""
         if batch.count:
-            self._stored.append(batch)
+            self._stored.setdefault(batch.client, deque()).append(batch)
 
-    def _open(self) -> None:
-        """Open the next batch, while nothing else has arrived."""
-        batch = self._stored.popleft()
+    def _open(self, client: Any = None) -> None:
+        """Open the next batch, or the next one of a pull client, while nothing else has arrived; the other clients are next."""
+        client = client or next(iter(self._stored))
+        batches = self._stored.pop(client)
+        batch = batches.popleft()
+        if batches:
+            self._stored[client] = batches
         messages = batch.messages()
         if self._paused:
             self._plain = None
@@ -172,17 +187,17 @@ class Lanes:
     @property
     def _goes_on(self) -> bool:
         """True if the next batch is of the pull client of all that has arrived, and both together are few messages."""
-        if self._plain is None or not self._stored:
+        if self._plain is None:
             return False
-        batch = self._stored[0]
-        return batch.client is self._plain and len(self.arrived) + batch.count <= OPENED_MAX
+        batches = self._stored.get(self._plain)
+        return batches is not None and len(self.arrived) + batches[0].count <= OPENED_MAX
 
     def begin_run(self, most: int, holder: Any) -> Run | None:
         """Let up to `most` messages that have arrived, and whose keys are free, run; None if there are none."""
         while not self.arrived and self._stored:
             self._open()
         while RUN_MIN < most > len(self.arrived) and self._goes_on:
-            self._open()
+            self._open(self._plain)
         if self._plain is None or not self.arrived:
             return None
         messages = list(islice(self.arrived, most))
@@ -336,9 +351,7 @@ class Lanes:
 
     def drop_batches(self, client: Any) -> int:
         """Forget the batches of a pull client that are not opened; returns how many messages they have."""
-        dropped = sum(batch.count for batch in self._stored if batch.client is client)
-        self._stored = deque(batch for batch in self._stored if batch.client is not client)
-        return dropped
+        return sum(batch.count for batch in self._stored.pop(client, ()))
 
     def _take_out(self, ours: Callable[[Message], bool]) -> list[Message]:
         """Take the waiting messages that are `ours` out of the queue and the lanes."""
@@ -355,7 +368,7 @@ class Lanes:
     def __len__(self) -> int:
         paused = sum(map(len, self._paused.values()))
         lanes = sum(len(lane) for lane in self.busy.values() if lane)
-        stored = sum(batch.count for batch in self._stored)
+        stored = sum(batch.count for batches in self._stored.values() for batch in batches)
         return len(self.arrived) + len(self.due) + paused + lanes + stored
 
 

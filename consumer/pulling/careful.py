@@ -54,6 +54,7 @@ class CarefulHandOut(ClientDelivery):
         "_queue",
         "_settings",
         "_stored",
+        "goes_first",
         "is_over",
     )
 
@@ -92,6 +93,11 @@ class CarefulHandOut(ClientDelivery):
         self._answer = answer
         self.is_over = False
         """Messages may be handed out as they are pulled."""
+        self.goes_first = True
+        """
+        Lanes take its messages before all others: what is begun is with a handler soon, however many messages of other
+        partitions wait.  False once a suspect was not waited for: no later one of its key may overtake it.
+        """
 
     @staticmethod
     def has_suspects(answer: Acquired) -> bool:
@@ -123,8 +129,8 @@ class CarefulHandOut(ClientDelivery):
         """Hand everything out until no suspect is left."""
         client, upto = self.client, self._answer.suspects_upto
         log.warning(
-            "%s: the consumer before it ended without handing over; %s handled one at a time, for up to "
-            "%d s, because one of them may have ended it",
+            "%s: the two consumers before it ended without handing over; %s handled one at a time, for up to "
+            "%d s, because one of them may have ended both",
             client.log_name,
             counted(max(upto - client.cursor, 1), "message is", "messages are"), CAREFUL_MS // 1_000,
         )  # fmt: skip
@@ -238,7 +244,9 @@ class CarefulHandOut(ClientDelivery):
             self._set_aside(message, crashes)
         elif step is SuspectStep.PLAIN or message.key in self.client.parking.keys:
             message.delivery = self  # its end lets a later one of its key begin carefully
+            self.goes_first, first = False, self.goes_first
             self._give([message])
+            self.goes_first = first
         else:
             await self._try_alone(message)
 
@@ -257,6 +265,7 @@ class CarefulHandOut(ClientDelivery):
                 if not self._give([message]):
                     return  # its key was parked meanwhile
                 await self._wait_for_end(queue.until_ms)
+                self.goes_first &= self._ended.is_set()
                 beside = queue.beside_crashes(offset)
                 if not self._ended.is_set() and beside < queue.alone_crashes(offset):
                     await self._acks.begin(offset, beside)

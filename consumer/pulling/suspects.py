@@ -8,7 +8,7 @@
 Invariants
     Messages leave in the order of their offsets, and nothing overtakes a suspect.
     Only a message that was begun durably, with no other suspect beside it, is accused when a process ends.
-    The end that made it a suspect counts as well, if nothing was begun then: one end more sets it aside.
+    The ends that made it a suspect count as one, if nothing was begun then: one end more sets it aside.
     The careful part ends after CAREFUL_MAX messages or CAREFUL_MS, but not before an accused message.  What was not
     reached is a suspect again after a further crash, nearer to the front.
 """

@@ -31,6 +31,7 @@ from ...protocol.errors import (
 from ...protocol.frames import Batches, Read
 from ...protocol.http.tls_settings import TlsSettings
 from ...protocol.ids import check_name
+from ...protocol.limits import READ_GIVE_UP_MS
 from ...protocol.message import Message
 from ...protocol.operations import PartitionHistory
 from ...protocol.routing import Partition
@@ -62,8 +63,6 @@ CHUNKS_MAX = 8
 """Partitions that are read at once; each answers with about CHUNK_BYTES."""
 FOLLOW_MS = 200
 """Between two looks for new messages."""
-GIVE_UP_MS = 10_000
-"""How long a partition may be unreachable."""
 
 
 @dataclass(slots=True)
@@ -270,9 +269,19 @@ class Reader(Resident, Generic[V]):
 
     # ── partitions ───────────────────────────────────────────────────────────────────────────────────
     async def _begin(self) -> None:
-        """Find the places in all partitions that are known now, anew if one of them goes meanwhile."""
-        while (places := await self._find_places()) is None:
-            pass
+        """
+        Find the places in all partitions that are known now, anew if one of them goes meanwhile.
+
+        Raises:
+            PartitionUnknownError: for READ_GIVE_UP_MS a partition has gone each time.
+            As `_find_places`.
+        """
+        until_ms = self._environment.clock.boot_ms() + READ_GIVE_UP_MS
+        while isinstance(places := await self._find_places(), PartitionUnknownError):
+            if self._environment.clock.boot_ms() >= until_ms:
+                raise places
+            await asyncio.sleep(self._pauses.next_ms() / 1000)
+        self._pauses.reset()
         self._places = {int(place.partition.partition_id): place for place in places}
         self._positions = {number: place.next_offset for number, place in self._places.items()}
         self._positions |= {
@@ -283,8 +292,8 @@ class Reader(Resident, Generic[V]):
         if not self._follow:
             self._finish_ended()
 
-    async def _find_places(self) -> list[_Place] | None:
-        """The places in all partitions that are known now; None: one of them is gone since they were asked for."""
+    async def _find_places(self) -> list[_Place] | PartitionUnknownError:
+        """The places in all partitions that are known now, or the error of one that is gone since they were asked for."""
         route = await self._meta.route(self._subject)
         key = None if route.may_leave else self._key
         self._lineage = LineageOrder(key=key, partition=self._partition)
@@ -307,7 +316,7 @@ class Reader(Resident, Generic[V]):
             history = (await self._meta.history(self._subject)).partitions
             if any(past.partition.partition_id == error.partition_id and not past.is_gone for past in history):  # fmt: skip
                 raise
-            return None
+            return error
 
     def _learn(self, history: list[PartitionHistory]) -> None:
         """
@@ -462,7 +471,7 @@ class Reader(Resident, Generic[V]):
                 self._take(history)  # rows may have taken the place of what is gone
             if self._look_anew(history):
                 return
-        if now_ms - self._failing_since_ms >= GIVE_UP_MS:
+        if now_ms - self._failing_since_ms >= READ_GIVE_UP_MS:
             raise error
         if not self._buffer:  # what other partitions have brought does not wait
             await asyncio.sleep(self._pauses.next_ms() / 1000)

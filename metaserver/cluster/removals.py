@@ -13,7 +13,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -44,6 +44,8 @@ from .losses import refuse_folders
 
 WHOLE = 0
 """The group id of a removal, or of a deletion, that concerns the whole partition or subject."""
+GROUPS_AT_ONCE = 100
+"""Groups whose rows a statement deletes: each may have thousands."""
 Removal = tuple[int, int]
 """Partition id and group id."""
 
@@ -224,9 +226,12 @@ def end_deletions(connection: Connection) -> list[str]:
     return [subject.name for subject in gone]
 
 
-def _delete_group_rows(connection: Connection, ids: Collection[int]) -> None:
-    for table in (live_resets, sessions, leases, starts, suspended_clients, drained, heard, groups):
-        connection.execute(sa.delete(table).where(table.c.group_id.in_(ids)))
+def _delete_group_rows(connection: Connection, ids: Sequence[int]) -> None:
+    """In portions: a group has rows for each of its partitions, and a statement on PostgreSQL has 10 s, and 32,767 parameters."""
+    for first in range(0, len(ids), GROUPS_AT_ONCE):
+        portion = ids[first : first + GROUPS_AT_ONCE]
+        for table in (live_resets, sessions, leases, starts, suspended_clients, drained, heard, groups):  # fmt: skip
+            connection.execute(sa.delete(table).where(table.c.group_id.in_(portion)))
 
 
 def _delete_subject_rows(connection: Connection, subject_id: int, name: str) -> None:

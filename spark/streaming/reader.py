@@ -269,7 +269,7 @@ class _Driver:
 
         Raises:
             CheckpointMismatchError: the checkpoint, which has `reached`, is of other subjects; or a broker stores less, and for
-                BEHIND_MS has not stored more: it stands on an older copy of its data folder.
+                READ_GIVE_UP_MS has not stored more: it stands on an older copy of its data folder.
         """
 
         def too_little(view: View) -> CheckpointMismatchError | None:

@@ -21,6 +21,7 @@ from ...protocol.errors import (
     RetryRule,
     UnreachableError,
 )
+from ...protocol.limits import READ_GIVE_UP_MS
 from ...protocol.routing import Partition, PartitionState, Route, logical_partition
 from ...rpc.client import CALL_TIMEOUT_MS, BrokerClient, MetaClient
 from ...rpc.connections import Connections, clean_up
@@ -35,8 +36,6 @@ log = logging.getLogger("keylane.spark")
 
 PATIENCE_MS = 60_000
 """How long a metaserver or a broker may be away before the query fails."""
-BEHIND_MS = 10_000
-"""How long a broker may store less than the stream has read of it, as of `Reader`: its folder may be about to be replaced."""
 CALLS_MAX = 32
 """Partitions that are asked for at once."""
 LINEAGE_MS = 1_000
@@ -109,12 +108,12 @@ class Watch:
         self, offset: StreamOffset, check: Callable[[View], KeylaneError | None]
     ) -> View:
         """
-        As `look`, again and again for BEHIND_MS while `check` says that a broker stores too little.
+        As `look`, again and again for READ_GIVE_UP_MS while `check` says that a broker stores too little.
 
         Raises:
             KeylaneError: what `check` says still.
         """
-        until_ms = self._clock.boot_ms() + BEHIND_MS
+        until_ms = self._clock.boot_ms() + READ_GIVE_UP_MS
         while True:
             view = await self.look(offset)
             error = check(view)

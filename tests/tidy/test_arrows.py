@@ -20,7 +20,10 @@ ARROWS: dict[str, set[str]] = {
     "protocol": set(),
     "rpc": {"protocol"},
     "arrow": {"protocol", "rpc"},  # columns of batches and readers of ranges, without Spark
+    "user_database": {"protocol"},
     **{program: {"protocol", "rpc"} for program in PROGRAMS},
+    "outbox": {"protocol", "rpc", "user_database"},
+    "sink": {"protocol", "rpc", "user_database"},
     "consumer": {"protocol", "rpc", "arrow"},
     "producer": {"protocol", "rpc", "arrow"},  # hashes a column of keys
     "spark": {"protocol", "rpc", "arrow", "producer"},  # it writes by the producer's columns
@@ -63,7 +66,7 @@ HOME_OF: dict[str, list[str]] = {
     "aiohttp": ["rpc/*"],
     "uvloop": ["rpc/program.py", "cli/*"],
     "sqlalchemy": [
-        *("metaserver/*", "migrations/*", "outbox/*", "sink/*"),
+        *("metaserver/*", "migrations/*", "outbox/*", "sink/*", "user_database/*"),
         "testing/machines/*",  # the metaserver's database in memory
     ],
     "pytest": ["testing/plugin.py"],

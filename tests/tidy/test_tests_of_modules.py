@@ -261,7 +261,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/sink/test_tables.py": "admin",
     },
     "spark/streaming": {
-        "integration/reading/test_spark_stream.py": "limits reader watch",
+        "integration/reading/test_spark_stream.py": "limits reader",
     },
     "sync": {
         "integration/clients/test_sync_consumer.py": "arrow_batch consumer",
@@ -277,6 +277,9 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "spark": {
         "spark/test_ranges_local.py": "ranges",
+    },
+    "user_database": {
+        "integration/outbox/test_tables_made_at_once.py": "transactions",
     },
 }
 

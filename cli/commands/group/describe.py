@@ -66,9 +66,9 @@ async def describe_group(
             show_line(f"partition {partition.partition_id}: {partition.problem}")
         if partition.suspects:
             show_line(
-                f"partition {partition.partition_id}: a consumer ended without handing over; "
-                f"{counted(partition.suspects, 'message')} that it had may have ended it, and the next one handles them one "
-                "at a time, for up to 30 s"
+                f"partition {partition.partition_id}: two consumers ended without handing over; "
+                f"{counted(partition.suspects, 'message')} that both had may have ended them, and the next one handles them "
+                "one at a time, for up to 30 s"
             )
         if partition.failing:
             for line in failing_lines(subject, group, partition.partition_id, partition.failing):

@@ -40,13 +40,18 @@ async def show_parked(
         raise ConfigError(f"say which messages: {OPTIONS}")
     async with open_admin(meta) as admin:
         messages = await _messages(admin, subject, group, selection, first)
+        all_count = 0
+        if output is not OutputFormat.JSON and len(messages) >= first:
+            views = await selected(admin, subject, group, selection)
+            all_count = sum(view.messages for view in views)
     if output is OutputFormat.JSON:
         for each in messages:
             _print_json(each)
-    else:
-        cut = "the first " if len(messages) >= first else ""
-        title = f"{_whose(selection)}: {cut}{counted(len(messages), 'message')}"
-        show_table(message_table(title, messages))
+        return
+    count = counted(len(messages), "message")
+    if all_count > len(messages):
+        count = f"the first {len(messages)} of {counted(all_count, 'message')}"
+    show_table(message_table(f"{_whose(selection)}: {count}", messages))
 
 
 async def skip_parked(

@@ -312,11 +312,16 @@ async def test_dead_letters_are_chosen_by_key(shared_cluster: Cluster):
         shown = run_keylane("dead", "show", *where, "--key", "b", "--meta", shared_cluster.meta)
         assert "value 1" in shown.stdout
         assert "value 0" not in shown.stdout
+        assert "dead letters of b: 2 messages" in shown.stdout
+        first = run_keylane(
+            "dead", "show", *where, "--key", "b", "--first", "1", "--meta", shared_cluster.meta
+        )
+        assert "dead letters of b: the first 1 of 2 messages" in first.stdout
         assert await admin.skip(*where, key=b"b", dead=True, first=1) == 1
         assert await admin.skip(*where, key=b"b", dead=True) == 1
         with pytest.raises(InvalidRequestError):
             await admin.skip(*where)
-        with pytest.raises(ParkedKeyUnknownError, match="nothing is parked"):
+        with pytest.raises(ParkedKeyUnknownError, match="key b of group 'g': nothing is parked"):
             await admin.skip(*where, key=b"b", dead=True)
         edited = await admin.edit_parked(*where, *places[b"a"][1], value=b"mended")
         assert edited.edited

@@ -20,6 +20,8 @@ async def main() -> None:
         async def handle(message: Message) -> None:
             out.write(f"{message.key.decode()} {message.value.decode()} {message.attempt}\n")
             await asyncio.sleep(0.2 if message.key.startswith(b"slow") else 0.01)
+            if message.key.startswith(b"stands"):
+                await asyncio.Event().wait()
             if message.key == b"bad":
                 os._exit(9)  # as the kernel does when there is no memory left
 

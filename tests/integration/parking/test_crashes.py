@@ -52,7 +52,7 @@ def handed(path: Path, key: str) -> list[tuple[int, int]]:
 async def test_message_that_ends_its_process_is_parked(
     shared_cluster: Cluster, tmp_path: Path, manner: str
 ):
-    """Two processes end: one unawares, one with the message alone; the third handles everything else."""
+    """Three processes end: two unawares, one with the message alone; the fourth handles everything else."""
     subject, path = f"crash-{manner}", tmp_path / "handed"
     await shared_cluster.create(subject, partitions=1)
     async with (
@@ -65,7 +65,7 @@ async def test_message_that_ends_its_process_is_parked(
             await send(producer, subject, b"b", number)
         await send(producer, subject, b"bad", 0, 1)
         await send(producer, subject, b"a", 4)
-        for _ in range(2):
+        for _ in range(3):
             with crasher(shared_cluster, subject, path, manner) as process:
                 await eventually(lambda process=process: process.poll() is not None)
                 assert process.returncode == 9, process.stderr.read()
@@ -88,14 +88,14 @@ async def test_message_that_ends_its_process_is_parked(
             "crashed: the process of its consumer ended while it was handled, 2 times"
             in " ".join(listed.stdout.split())
         )
-    assert handed(path, "bad") == [(0, 1), (0, 1)]
+    assert handed(path, "bad") == [(0, 1)] * 3
     assert [value for value, _ in handed(path, "b")][-1] == 3
 
 
-async def test_message_in_flight_at_both_ends_is_not_parked_for_another_one(
+async def test_message_in_flight_at_all_ends_is_not_parked_for_another_one(
     shared_cluster: Cluster, tmp_path: Path
 ):
-    """One of each partition was with a handler when the first process ended; all but one are handled by the third."""
+    """One of each partition was with a handler when the first two processes ended; all but one are handled by the fourth."""
     subject, path = "crash-beside", tmp_path / "handed"
     await shared_cluster.create(subject, partitions=4)
     keys = [b"slow%d" % number for number in range(12)]
@@ -106,7 +106,7 @@ async def test_message_in_flight_at_both_ends_is_not_parked_for_another_one(
     ):
         for key in (*keys, b"bad"):
             await send(producer, subject, key, 0)
-        for _ in range(2):
+        for _ in range(3):
             with crasher(shared_cluster, subject, path, "slow") as process:
                 await eventually(lambda process=process: process.poll() is not None)
                 assert process.returncode == 9, process.stderr.read()
@@ -118,7 +118,23 @@ async def test_message_in_flight_at_both_ends_is_not_parked_for_another_one(
             await eventually(lambda: handed(path, "last"))
             pages = (await brokers.parked()).values()
             assert [view.key_hex for page in pages for view in page.keys] == [b"bad".hex()]
-    assert len(handed(path, "bad")) == before == 2
+    assert len(handed(path, "bad")) == before == 3
+
+
+async def test_messages_run_at_once_when_one_process_ended_without_handing_over(
+    shared_cluster: Cluster, tmp_path: Path
+):
+    """Handlers of the next one run beside each other: nothing waits for a message of before."""
+    subject, path = "crash-once", tmp_path / "handed"
+    await shared_cluster.create(subject, partitions=1)
+    async with asyncio.timeout(60), Producer(shared_cluster.meta) as producer:
+        for number in range(4):
+            await send(producer, subject, b"stands%d" % number, number)
+        for _ in range(2):
+            with crasher(shared_cluster, subject, path, "one") as process:
+                before = len(written_lines(path)) if path.exists() else 0
+                await eventually(lambda before=before: len(written_lines(path)) == before + 4)
+                process.kill()
 
 
 async def failures_of(brokers: ParkedBrokers) -> dict[str, str]:
@@ -175,9 +191,9 @@ async def test_dead_letter_that_ended_its_process_is_handled_when_it_is_retried(
             return sum([view.messages async for view in admin.parked(subject, "g", dead=True)])
 
         await send(producer, subject, b"bad", 0)
-        for ended in range(3):
+        for ended in range(4):
             with crasher(shared_cluster, subject, path, "dead") as process:
-                if ended == 2:
+                if ended == 3:
                     while not await dead_letters():
                         await asyncio.sleep(0.02)
                     await admin.redrive(subject, "g", key=b"bad", dead=True)
@@ -258,7 +274,7 @@ async def test_row_of_arrow_data_that_ends_its_process_is_named(
             named = await failing()
         assert (named.offset, named.key_digest) == (30, key_digest(b"bad"))
         assert named.kind == "crashed"
-        assert ended <= 5
+        assert ended <= 6
         described = await asyncio.to_thread(
             run_keylane, "group", "describe", subject, "g", "--meta", shared_cluster.meta
         )

@@ -228,7 +228,7 @@ def test_stream_waits_when_a_broker_stores_less_than_it_has_read(shared_cluster,
 
 def test_checkpoint_beyond_the_end_of_a_partition_is_refused(shared_cluster, subject, monkeypatch):
     """The broker stays on an older copy of its folder, or the checkpoint was changed; so a batch that was planned is refused."""
-    monkeypatch.setattr(watch, "BEHIND_MS", 300)
+    monkeypatch.setattr(watch, "READ_GIVE_UP_MS", 300)
     with streaming(shared_cluster.meta, subject) as reader:
         offset = reader.initialOffset()
         number = min(offset["offsets"])

@@ -16,7 +16,7 @@ from keylane.testing.machines.disk import SimDisk
 from sim.machines.store import SESSION
 from support.parked.desk import ParkedDesk
 
-OTHER, THIRD = "b" * 16, "c" * 16
+OTHER, THIRD, FOURTH = "b" * 16, "c" * 16, "d" * 16
 
 
 @pytest.fixture
@@ -36,12 +36,14 @@ def told(answer: Any) -> tuple[int, tuple[tuple[int, int], ...]]:
     return answer.suspects_upto, answer.begun
 
 
-async def test_next_owner_learns_what_was_pulled_and_what_was_begun(desk: ParkedDesk):
-    """Also when it asks again under its token."""
-    assert told(await desk.acquire(2, OTHER)) == (40, ())
-    await begin(desk, 2, OTHER, (5, 1))
-    assert told(await desk.acquire(3, THIRD)) == (40, ((5, 1),))
-    assert told(await desk.acquire(3, THIRD)) == (40, ((5, 1),))
+async def test_next_owner_learns_what_two_have_pulled_and_what_was_begun(desk: ParkedDesk):
+    """Also when it asks again under its token.  Behind the first end nothing that is not acked is a suspect."""
+    assert told(await desk.acquire(2, OTHER)) == (5, ())
+    await desk.pull(2, 5, OTHER)
+    assert told(await desk.acquire(3, THIRD)) == (40, ())
+    await begin(desk, 3, THIRD, (5, 1))
+    assert told(await desk.acquire(4, FOURTH)) == (40, ((5, 1),))
+    assert told(await desk.acquire(4, FOURTH)) == (40, ((5, 1),))
 
 
 async def test_release_leaves_no_suspects(desk: ParkedDesk):
@@ -67,7 +69,9 @@ async def test_begun_messages_survive_a_restart_of_the_broker(desk: ParkedDesk, 
     desk = desk.again(snapshot=snapshot)
     assert told(await desk.acquire(2, OTHER)) == (0, ((6, 2),))
     await desk.pull(2, 20, OTHER, bytes_max=1)
-    upto, begun = told(await desk.acquire(3, THIRD))
+    await desk.acquire(3, THIRD)
+    await desk.pull(3, 30, THIRD)
+    upto, begun = told(await desk.acquire(4, FOURTH))
     assert 20 <= upto < 40
     assert begun == ((6, 2),)
 
@@ -92,4 +96,4 @@ async def test_impossible_beginnings_are_refused(desk: ParkedDesk):
             await begin(desk, 1, SESSION, begun)
     with pytest.raises(OverloadedError):
         await begin(desk, 1, SESSION, *((n, 1) for n in range(BEGUN_MAX + 1)))
-    assert told(await desk.acquire(2, OTHER)) == (40, ())
+    assert told(await desk.acquire(2, OTHER)) == (5, ())

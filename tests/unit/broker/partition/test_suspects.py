@@ -8,32 +8,49 @@ from keylane.broker.partition.suspects import BEGUN_MAX, Suspects
 from keylane.protocol.offsets import AckedOffsets
 
 
-def test_pulled_messages_are_suspects_when_their_owner_ends_without_a_release():
+def ended(*pulled_to: int) -> Suspects:
+    """Owners have pulled so far, and ended without a release."""
     suspects = Suspects()
-    suspects.pulled(20)
+    for upto in pulled_to:
+        suspects.pulled(upto)
+        assert not suspects.next_owner(released=False)
+    return suspects
+
+
+def test_pulled_messages_are_suspects_when_two_owners_ended_without_a_release():
+    """A first end accuses no message: but for its caution with what is redriven, the next owner goes on as any."""
+    suspects = ended(20)
+    assert (suspects.upto, suspects.told(5)) == (0, 5)
+    suspects.pulled(30)
     suspects.pulled(10)
     assert suspects.upto == 0, "while it lives"
-    assert not suspects.next_owner(released=False)
+    suspects.next_owner(released=False)
+    assert (suspects.upto, suspects.told(5), suspects.told(25)) == (20, 20, 25)
+
+
+def test_suspects_are_what_both_owners_had():
+    """What only one of them pulled is suspected once the other has ended with it, too."""
+    suspects = ended(20, 5)
+    assert suspects.upto == 5
+    suspects.pulled(30)
+    suspects.next_owner(released=False)
     assert suspects.upto == 20
 
 
 def test_suspects_stay_when_the_next_owner_ends_before_it_has_pulled_them_all():
-    suspects = Suspects()
-    suspects.pulled(20)
-    suspects.next_owner(released=False)
-    suspects.pulled(5)
-    suspects.next_owner(released=False)
-    assert suspects.upto == 20
+    assert ended(20, 20, 5, 0).upto == 20
 
 
 @pytest.mark.parametrize("begun", [[], [(3, 1)]])
 def test_release_ends_every_suspicion(begun: list[tuple[int, int]]):
-    """Also that of the owner before."""
-    suspects = Suspects(begun)
-    suspects.pulled(20)
-    suspects.next_owner(released=False)
+    """Also that of the owners before."""
+    suspects = ended(20, 20)
+    suspects.begun = dict(begun)
     assert suspects.next_owner(released=True) is bool(begun)
     assert (suspects.upto, suspects.left(AckedOffsets())) == (0, [])
+    suspects.pulled(20)
+    suspects.next_owner(released=False)
+    assert (suspects.upto, suspects.told(0)) == (0, 0), "the next end is a first one"
 
 
 def test_begun_message_is_no_suspect_when_it_is_acked_or_has_failed():

@@ -193,3 +193,79 @@ class LanesMachine(RuleBasedStateMachine):
 
 
 TestLanesMachine = LanesMachine.TestCase
+
+
+class SuspectsDelivery:
+    goes_first = True
+
+
+def test_suspect_is_taken_before_what_has_arrived():
+    """All other suspects wait for it, and those of other partitions may be thousands; nothing is taken twice."""
+    lanes = Lanes()
+    lanes.put([message(b"a", 0), message(b"b", 1), message(b"c", 2)])
+    assert lanes.take().offset == 0
+    suspect = message(b"d", 7, 2)
+    suspect.delivery = SuspectsDelivery()
+    lanes.put([suspect])
+    assert [lanes.take().offset for _ in range(3)] == [7, 1, 2]
+    assert lanes.take() is None
+
+
+def test_suspect_waits_when_its_partition_is_paused():
+    lanes = Lanes()
+    lanes.pause(2)
+    suspect = message(b"d", 7, 2)
+    suspect.delivery = SuspectsDelivery()
+    lanes.put([suspect])
+    assert lanes.take() is None
+    lanes.resume(2)
+    assert lanes.take() is suspect
+
+
+class Pulling:
+    runs = True
+
+
+class WaitingBatch:
+    """A batch that is not opened, of one message for each offset."""
+
+    is_plain = True
+
+    def __init__(self, client: Pulling, partition_id: int, *offsets: int) -> None:
+        self.client, self.count = client, len(offsets)
+        self._messages = [message(b"k%d" % offset, offset, partition_id) for offset in offsets]
+
+    def messages(self) -> list[Message]:
+        return self._messages
+
+
+def test_partitions_take_turns_when_batches_of_several_wait():
+    """Else the last one would wait for everything that was pulled of the others."""
+    lanes, first, second = Lanes(), Pulling(), Pulling()
+    for batch in (
+        WaitingBatch(first, 1, 0, 1),
+        WaitingBatch(first, 1, 2),
+        WaitingBatch(first, 1, 3),
+    ):
+        lanes.put_batch(batch)
+    for batch in (WaitingBatch(second, 2, 10), WaitingBatch(second, 2, 11)):
+        lanes.put_batch(batch)
+    assert len(lanes) == 6
+    taken = [lanes.take().offset for _ in range(4)]
+    assert taken == [0, 1, 10, 2]
+    assert lanes.drop_batches(second) == 1
+    assert [lanes.take().offset, lanes.take()] == [3, None]
+
+
+def test_run_has_small_batches_of_one_partition_when_those_of_others_wait_between():
+    lanes, first, second = Lanes(), Pulling(), Pulling()
+    for batch in (
+        WaitingBatch(first, 1, 0),
+        WaitingBatch(second, 2, 10),
+        WaitingBatch(first, 1, 1),
+    ):
+        lanes.put_batch(batch)
+    run = lanes.begin_run(100, None)
+    assert [each.offset for each in run.messages] == [0, 1]
+    lanes.end_run(run, 2)
+    assert [each.offset for each in lanes.begin_run(100, None).messages] == [10]

@@ -260,8 +260,12 @@ async def test_small_batches_of_a_client_are_opened_together_when_no_handler_wai
     lanes.end_run(first, 2)
     second = lanes.begin_run(2 * RUN_MIN, WorkerTask())
     assert second
-    assert [message.offset for message in second.messages] == [2, 3, 4, 5]
-    assert opened == [0, 2, 4]
+    assert opened == [0, 9], "it is the other one's turn"
+    lanes.end_run(second, 1)
+    third = lanes.begin_run(2 * RUN_MIN, WorkerTask())
+    assert third
+    assert [message.offset for message in third.messages] == [2, 3, 4, 5]
+    assert opened == [0, 9, 2, 4]
 
 
 async def test_message_runs_beside_a_single_one_when_its_handler_waits():

@@ -260,13 +260,37 @@ async def test_suspect_that_runs_for_long_is_not_waited_for(monkeypatch: pytest.
 async def test_suspect_that_is_alone_no_more_is_not_accused_of_the_end_before(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Others run beside it from then on, which may end the process as well as it."""
+    """Others run beside it from then on, which may end the process as well as it; nor does a later one overtake it."""
     monkeypatch.setattr(suspects, "CAREFUL_MS", 20)
     monkeypatch.setattr(careful, "LONG_MS", 20)
     broker, owner = SuspectingBroker(6), HandlingOwner()
     async with pulling(broker, owner):
         await eventually(lambda: owner.offsets()[:2] == [0, 1])
         assert broker.begun[:3] == [(0, 2), (0, 1), (1, 2)]
+        assert not owner.messages[0].delivery.goes_first
+
+
+async def test_suspect_is_to_be_taken_first_unless_one_of_its_key_has_failed():
+    """Else it could overtake it."""
+    first: list[tuple[int, bool]] = []
+
+    class LookingOwner(HandlingOwner):
+        def hand_out(self, messages: list[Message]) -> None:
+            super().hand_out(messages)
+            for message in messages:
+                goes_first = getattr(message.delivery, "goes_first", False)
+                first.append((message.offset, goes_first))
+
+    broker, owner = SuspectingBroker(3, (4, 1)), LookingOwner()
+    async with pulling(broker, owner):
+        await eventually(lambda: first == [(0, True)])
+        failing = owner.messages[0]
+        failing.delivery.note_failed(failing, Failure("ValueError", "", "host-1", 0, 1))
+        await eventually(lambda: len(first) == 2)
+        assert first[1] == (1, True)
+        owner.done(1)
+        await eventually(lambda: len(first) > 2)
+        assert first[2] == (2, failing.key != owner.messages[2].key)
 
 
 async def test_suspects_of_two_partitions_are_tried_one_after_the_other():
@@ -346,4 +370,6 @@ async def test_message_behind_a_batch_that_does_not_unpack_is_not_handed_out():
     async with pulling(broker, owner):
         await eventually(lambda: owner.errors)
         assert isinstance(owner.errors[0], CorruptBatchError)
+        await eventually(lambda: owner.messages)
+        await asyncio.sleep(0.02)
         assert owner.offsets() == [0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
@@ -15,10 +16,11 @@ from keylane import (  # fmt: skip
     PartitionUnknownError,
     Reader,
 )
-from keylane.consumer.reading.reader import GIVE_UP_MS, _Place
+from keylane.consumer.reading.reader import _Place
 from keylane.protocol.frames import Batches, Read
+from keylane.protocol.limits import READ_GIVE_UP_MS
 from keylane.protocol.operations import PartitionHistory, SubjectHistory
-from keylane.protocol.routing import PartitionState
+from keylane.protocol.routing import OrderStrategy, PartitionState, Route
 from support.pulling import ToBrokers, stored
 from unit.consumer.reading.test_lineage_order import OPEN, past
 
@@ -108,7 +110,7 @@ async def test_reader_tries_a_new_address_when_the_old_one_has_failed_for_long()
     """A program that is slow with messages of other partitions asks for more seldom."""
     reader, place = reader_at(3, None)
     reader._meta = meta = Metaserver(None)
-    reader._failing_since_ms = reader._environment.clock.boot_ms() - 2 * GIVE_UP_MS
+    reader._failing_since_ms = reader._environment.clock.boot_ms() - 2 * READ_GIVE_UP_MS
     error = NotSentError(address="b:1")
     with pytest.raises(NotSentError):
         await reader._wait_for_broker(error)
@@ -177,7 +179,7 @@ async def test_reader_reads_a_lost_partition_as_far_as_its_old_broker_gives_mess
         assert [message.offset for message in reader._buffer] == [upto - 2, upto - 1]
         assert reader._places[7].next_offset == upto
         reader._buffer.clear()
-    monkeypatch.setattr("keylane.consumer.reading.reader.GIVE_UP_MS", 0)
+    monkeypatch.setattr("keylane.consumer.reading.reader.READ_GIVE_UP_MS", 0)
     with caplog.at_level(logging.WARNING), pytest.raises(NotSentError):
         await reader._fill()
     assert "from offset 4 on is not read" in caplog.text
@@ -217,3 +219,38 @@ async def test_reader_is_not_through_when_the_broker_lacks_what_was_stored():
 def test_reader_refuses_arguments_that_cannot_work(arguments, kind):
     with pytest.raises(kind):
         Reader(**({"meta": META, "subject": "s"} | arguments))
+
+
+class Going:
+    """A metaserver and a broker: partition 7 is there whenever it is asked for, and gone whenever its broker is asked."""
+
+    address = "b:1"
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self._is_gone = True
+
+    async def route(self, subject: str) -> Route:
+        self.looks += 1
+        return Route(subject=subject, version=1, order_strategy=OrderStrategy.STRICT, partitions=())
+
+    async def history(self, subject: str) -> SubjectHistory:
+        self._is_gone = not self._is_gone
+        state = PartitionState.EXPIRED if self._is_gone else OPEN
+        partitions = [at("b:1", state=state)]
+        return SubjectHistory(subject=subject, route_version=1, partitions=partitions)
+
+    async def partition(self, partition_id: int) -> None:
+        raise PartitionUnknownError(partition_id=partition_id)
+
+
+async def test_reader_pauses_and_gives_up_when_a_partition_goes_at_each_look(monkeypatch):
+    """A loop without a pause would ask the metaserver thousands of times."""
+    monkeypatch.setattr("keylane.consumer.reading.reader.READ_GIVE_UP_MS", 500)
+    reader: Reader = Reader(META, "s")
+    reader._meta = going = Going()
+    reader._connections = ToBrokers(going)
+    async with asyncio.timeout(10):
+        with pytest.raises(PartitionUnknownError):
+            await reader._begin()
+    assert 2 <= going.looks <= 10

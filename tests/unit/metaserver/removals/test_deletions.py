@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from keylane.metaserver.catalogue.creations import plan_creation_anew
 from keylane.metaserver.cluster.heard import read_announcements
 from keylane.metaserver.cluster.removals import (
+    GROUPS_AT_ONCE,
     PendingRemoval,
     give_up_removals,
     note_removed,
@@ -255,3 +256,27 @@ def test_verification_shows_deletions_that_are_not_finished(rows: DeletionRows):
     view: Any = rows.run(read_sql_view)
     assert [row.name for row in view.subjects.values() if row.deleting] == ["s"]
     assert [row.name for row in view.groups if row.deleting] == ["g"]
+
+
+def test_rows_of_many_groups_go_in_portions(rows: DeletionRows):
+    """PostgreSQL gives a statement 10 s, and each of the groups may have rows for a thousand partitions."""
+    before = rows.counts()
+    for number in range(2 * GROUPS_AT_ONCE + 1):
+        rows.run(join_group, Join(subject="s", group=f"g{number}", session=f"{number:032x}"), sessions_max=10)  # fmt: skip
+    rows.run(begin_subject_deletion, "s", FORCE_SUBJECT)
+    sizes: list[int] = []
+
+    def note(
+        _connection: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool
+    ) -> None:
+        if statement.startswith("DELETE FROM sessions"):
+            sizes.append(len(parameters))
+
+    def noted(connection: sa.Connection) -> list[str]:
+        sa.event.listen(connection, "before_cursor_execute", note)
+        return note_removed(connection, {each.key: each.token for each in pending})
+
+    pending = rows.pending()
+    assert rows.run(noted) == ["s"]
+    assert sizes == [GROUPS_AT_ONCE, GROUPS_AT_ONCE, 1]
+    assert rows.counts()["sessions"] == before["sessions"] == 0

@@ -1,0 +1,46 @@
+"""What looks at the partitions of a stream closes the connections that it has opened, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from keylane.arrow.selection import ReadOptions
+from keylane.rpc.environment import Environment
+from keylane.rpc.http_network import HttpNetwork
+from keylane.spark.streaming.watch import Watch
+
+OPTIONS = ReadOptions(meta=("127.0.0.1:1",), subjects=("s",))
+
+
+def is_closed(network: HttpNetwork) -> bool:
+    return network._session.closed
+
+
+async def test_watch_closes_its_own_network_when_it_is_closed():
+    watch = Watch(OPTIONS)
+    watch.open()
+    assert not is_closed(watch._own)
+    await watch.close()
+    assert is_closed(watch._own)
+
+
+async def test_watch_leaves_a_network_open_that_it_was_given():
+    network = HttpNetwork()
+    watch = Watch(OPTIONS, environment=Environment(network=network))
+    watch.open()
+    await watch.close()
+    assert not is_closed(network)
+    await network.close()
+
+
+async def test_watch_closes_everything_before_its_cancellation_is_raised():
+    watch = Watch(OPTIONS)
+    watch.open()
+    closing = asyncio.create_task(watch.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert is_closed(watch._own)
