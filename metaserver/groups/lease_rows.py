@@ -390,9 +390,7 @@ def _parked_parents(
         if row.partition_id in parents
     }
     rows = read_partitions(connection, BY_ID, ids=sorted(left)) if left else ()
-    return {
-        partition.partition_id: (partition, left[partition.partition_id]) for partition in rows
-    }
+    return {partition.partition_id: (partition, left[partition.partition_id]) for partition in rows}
 
 
 class _Circumstances(NamedTuple):
