@@ -121,20 +121,17 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
     Begin a session; does nothing while the session is live.  The first session of a group creates it.
 
     Raises:
-        InvalidNameError, SubjectUnknownError
-        SubjectDeletedError: it is being deleted; or the client's earlier session was of a subject that is gone.
-        InvalidRequestError: the session is one of another group.
+        InvalidNameError, SubjectUnknownError, InvalidRequestError: the session is one of another group.
         GroupStrategyError: the group has another strategy.
         GroupFilterError: a live session of the group leaves other messages out.
         OverloadedError: the group has `sessions_max` sessions, or the subject too many groups.
         GroupBusyError: the group's progress is being set.
-        GroupDeletedError: the group is being deleted; or the client's earlier session was of a group that is gone.
+        SubjectDeletedError, GroupDeletedError: it is being deleted; or the client's earlier session was of one that is gone.
         GroupUnknownError: the group does not exist, and would not begin at the earliest message: `starts/` makes it.
         InstanceTakenError: another live session has the instance, and this client joins again; see `_replace_instance`.
     """
     _check_texts(ask)
-    if ask.group_id:
-        _check_same_subject(connection, ask)
+    _check_same_subject(connection, ask)
     subject = open_subject_row(connection, ask.subject)
     new_group, group = _lock_or_create_group(connection, subject, ask)
     group_id, start = group.group_id, start_of(group)
@@ -285,6 +282,8 @@ def _shown(text: str) -> str:
 
 def _check_same_subject(connection: Connection, ask: Join) -> None:
     """Raises SubjectDeletedError: the subject of the client's earlier session is gone; one of its name is another one."""
+    if not ask.group_id:  # it joins for the first time
+        return
     gone = subject_of_deleted_group(connection, ask.subject, ask.group_id)
     if gone is None:
         return
