@@ -79,6 +79,7 @@ class HttpNetwork:
         identity: what a server shows in place of that.
         by_certificate: without a token, metaservers may know the client by its certificate.
         ask_environment: False: no `token` means none, whatever the environment names.
+        follows_files: files of `tls` that were replaced are used for connections from then on, without `renew`.
 
     Raises:
         ConfigError: a file of `tls` cannot be used.
@@ -93,16 +94,22 @@ class HttpNetwork:
         identity: Credentials | None = None,
         by_certificate: bool = False,
         ask_environment: bool = True,
+        follows_files: bool = False,
     ) -> None:
         self._scheme = "http" if tls is None else "https"
-        self._contexts = None if tls is None else ClientContexts(tls)
+        self._contexts = None if tls is None else ClientContexts(tls, follows_files=follows_files)
         source: TokenSource | None = None
         if callable(token):
             source = token
         elif token is not None or ask_environment:
             source = token_source(token)
         self._another = partial(
-            HttpNetwork, tls, token=source, by_certificate=by_certificate, ask_environment=False
+            HttpNetwork,
+            tls,
+            token=source,
+            by_certificate=by_certificate,
+            ask_environment=False,
+            follows_files=follows_files,
         )
         if identity is None and (source is not None or by_certificate):
             from .access.wallet import (
@@ -384,7 +391,9 @@ def client_network(
         TokenInvalidError
     """
     chosen = tls or tls_of_environment()
-    return HttpNetwork(chosen, token=token, by_certificate=bool(chosen and chosen.cert))
+    return HttpNetwork(
+        chosen, token=token, by_certificate=bool(chosen and chosen.cert), follows_files=True
+    )
 
 
 def _limits(timeout_ms: int) -> aiohttp.ClientTimeout:

@@ -267,6 +267,12 @@ def was_deleted(
     return connection.execute(sa.select(sa.exists().where(named))).scalar_one()
 
 
+def subject_of_deleted_group(connection: Connection, subject: str, group_id: int) -> int | None:
+    """Return the id of the subject of this name whose group with this id is gone; None: no such group is known to be."""
+    named = sa.and_(deletions.c.subject == subject, deletions.c.group_id == group_id)
+    return connection.execute(sa.select(deletions.c.subject_id).where(named)).scalar_one_or_none()
+
+
 def name_was_deleted(connection: Connection, subject: str) -> bool:
     """Return whether a subject of this name is gone."""
     named = sa.and_(deletions.c.subject == subject, deletions.c.group_id == WHOLE)

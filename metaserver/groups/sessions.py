@@ -27,14 +27,15 @@ from ...protocol.errors import (
     InvalidRequestError,
     OverloadedError,
     SessionUnknownError,
+    SubjectDeletedError,
 )
 from ...protocol.groups import GroupStart
 from ...protocol.ids import SessionId, check_name
 from ...protocol.routing import OrderStrategy
 from ..cluster.heard import Announcement, mark_unsettled, unheard_partitions
-from ..cluster.removals import removals_left, was_deleted
+from ..cluster.removals import removals_left, subject_of_deleted_group, was_deleted
 from ..cluster.rows import SubjectRow
-from ..cluster.subjects import open_subject_row
+from ..cluster.subjects import find_subject, open_subject_row
 from ..sql.dialect import now_ms
 from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import groups, leases, live_resets, sessions, subjects
@@ -120,17 +121,17 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
     Begin a session; does nothing while the session is live.  The first session of a group creates it.
 
     Raises:
-        InvalidNameError, SubjectUnknownError
-        InvalidRequestError: the session is one of another group.
+        InvalidNameError, SubjectUnknownError, InvalidRequestError: the session is one of another group.
         GroupStrategyError: the group has another strategy.
         GroupFilterError: a live session of the group leaves other messages out.
         OverloadedError: the group has `sessions_max` sessions, or the subject too many groups.
         GroupBusyError: the group's progress is being set.
-        GroupDeletedError: the group is being deleted; or the client's earlier session was of a group that is gone.
+        SubjectDeletedError, GroupDeletedError: it is being deleted; or the client's earlier session was of one that is gone.
         GroupUnknownError: the group does not exist, and would not begin at the earliest message: `starts/` makes it.
         InstanceTakenError: another live session has the instance, and this client joins again; see `_replace_instance`.
     """
     _check_texts(ask)
+    _check_same_subject(connection, ask)
     subject = open_subject_row(connection, ask.subject)
     new_group, group = _lock_or_create_group(connection, subject, ask)
     group_id, start = group.group_id, start_of(group)
@@ -277,6 +278,21 @@ def _check_filter(connection: Connection, group_id: int, ask: Join) -> None:
 
 def _shown(text: str) -> str:
     return text or "no filter"
+
+
+def _check_same_subject(connection: Connection, ask: Join) -> None:
+    """Raises SubjectDeletedError: the subject of the client's earlier session is gone; one of its name is another one."""
+    if not ask.group_id:  # it joins for the first time
+        return
+    gone = subject_of_deleted_group(connection, ask.subject, ask.group_id)
+    if gone is None:
+        return
+    row = find_subject(connection, ask.subject)
+    if row is None or row.subject_id != gone:
+        raise SubjectDeletedError(
+            f"subject {ask.subject!r} was deleted since this consumer joined its group {ask.group!r}",
+            subject=ask.subject,
+        )
 
 
 def _lock_or_create_group(

@@ -13,7 +13,8 @@ class UnauthenticatedError(RefusedError):
     summary = "the caller is not known"
     hint = (
         "Give a token of this cluster: token=, KEYLANE_TOKEN_FILE or KEYLANE_TOKEN.  An administrator makes one with "
-        "keylane access token create PRINCIPAL"
+        "keylane access token create PRINCIPAL.  A client that is known by its certificate needs one that has not ended: "
+        "replace its files, and it goes on."
     )
     reason = Detail(str)
 

@@ -3,12 +3,14 @@
     server   tls_cert + tls_key ─▶ ServerTls ◀── reload at SIGHUP: new handshakes use the new files
              tls_client_ca ─▶ clients need a certificate
     client   ca ─▶ the server's certificate is verified, its name too
+             files that are replaced while it runs ─▶ the next connection uses them
 
 A certificate that has ended stops a start, so that it is told where it is mended.
 """
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections import OrderedDict
 from collections.abc import Callable
@@ -24,6 +26,8 @@ from .settings import ServingSettings
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
+
+log = logging.getLogger("keylane.rpc")
 
 SHARED_MAX = 256
 """Contexts of clients that a process keeps for its next clients, with the sessions that these resume."""
@@ -108,22 +112,32 @@ class ClientContexts:
 
     Clients of a process whose files have the same content share them.
 
+    Args:
+        follows_files: whether files that were replaced are read again by themselves, as those of a client are; a
+            server is told by SIGHUP.
+
     Raises:
         CertificateFileError, CertificateKeyError: a file cannot be used.
         ConfigError: only one of certificate and key is given.
     """
 
-    def __init__(self, tls: TlsSettings) -> None:
+    def __init__(self, tls: TlsSettings, *, follows_files: bool = False) -> None:
+        self._follows_files = follows_files
         self.renew(tls)
 
     def renew(self, tls: TlsSettings) -> None:
         """Read the files again, for connections from now on.  Raises as the class; the old ones stay in use then."""
+        stamps = _stamps_of(
+            tls
+        )  # before the content: a later change is seen at the next connection
         content, first = _content_of(tls), client_context(tls)
-        self._tls, self._content, self._first = tls, content, first
+        self._tls, self._stamps, self._content, self._first = tls, stamps, content, first
         self._of: dict[str, ResumingContext] = {}
 
     def of(self, address: str) -> ssl.SSLContext:
         """The context of connections to an address."""
+        if self._follows_files:
+            self._follow()
         context = self._of.get(address)
         if context is None:
             known = (self._content, address)
@@ -135,6 +149,17 @@ class ClientContexts:
                 _shared.popitem(last=False)
         return context
 
+    def _follow(self) -> None:
+        """Take files over that have been replaced; those that do not fit, as half of a pair, leave the old ones in use."""
+        stamps = _stamps_of(self._tls)
+        if stamps == self._stamps:
+            return
+        try:
+            self.renew(self._tls)
+        except ConfigError as error:
+            self._stamps = stamps  # told once; the second file of a pair changes them again
+            log.warning("TLS goes on with the files of before: %s", error.message)
+
     def _another(self) -> ResumingContext:
         """One more context of the same files; the first one if they have changed or are gone meanwhile."""
         try:
@@ -142,6 +167,19 @@ class ClientContexts:
             return another if _content_of(self._tls) == self._content else self._first
         except ConfigError:
             return self._first
+
+
+def _stamps_of(tls: TlsSettings) -> tuple[tuple[int, int, int] | None, ...]:
+    """What changes when a file of a client is written or replaced; None: there is none that can be looked at."""
+    return tuple(_stamp_of(path) for path in (tls.ca, tls.cert, tls.key))
+
+
+def _stamp_of(path: str) -> tuple[int, int, int] | None:
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _content_of(tls: TlsSettings) -> bytes:

@@ -66,9 +66,12 @@ class TlsOpenings:
             error = OverloadedError("too many connections in their TLS handshake", limit=self._most)
             self._on_refused(error, _host_of(oldest))
             self._end(oldest)
+        host = _host_of(
+            accepted
+        )  # asked now: who is refused has left when the handshake has failed
         task = asyncio.create_task(self._shake(accepted))
         self._under_way[accepted] = task
-        task.add_done_callback(partial(self._done, accepted))
+        task.add_done_callback(partial(self._done, accepted, host))
 
     async def close(self) -> None:
         """Close all, and wait until they are closed."""
@@ -91,7 +94,7 @@ class TlsOpenings:
             ssl_handshake_timeout=self._handshake_s,
         )
 
-    def _done(self, accepted: socket.socket, task: asyncio.Task[None]) -> None:
+    def _done(self, accepted: socket.socket, host: str, task: asyncio.Task[None]) -> None:
         """Forget one; its socket is closed here if its task was cancelled before it began."""
         self._under_way.pop(accepted, None)
         self._ending.discard(task)
@@ -100,7 +103,7 @@ class TlsOpenings:
         elif (error := task.exception()) is not None:  # of TLS; the client gets its alert
             log.debug("no TLS connection: %s", error)
             if (refusal := self._refusal(error)) is not None:
-                self._on_refused(refusal, _host_of(accepted))
+                self._on_refused(refusal, host)
             accepted.close()
 
     def _refusal(self, error: BaseException) -> KeylaneError | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -189,7 +190,7 @@ async def test_messages_of_a_deleted_subject_fail_with_a_typed_error_while_other
     """A producer and a consumer that were at work do not go on with the next subject of the name."""
     await cluster.create("s")
     await cluster.create("other")
-    ends = (SubjectDeletedError, SubjectUnknownError, GroupDeletedError)
+    ends = (SubjectDeletedError, SubjectUnknownError)
     async with asyncio.timeout(60), Producer(cluster.meta) as producer:
         await producer.send("s", b"before", key=b"k")
 
@@ -200,10 +201,40 @@ async def test_messages_of_a_deleted_subject_fail_with_a_typed_error_while_other
             error = await refused(lambda: sent(producer), ends)
             assert error.hint
 
-        await refused(lambda: consuming(cluster, delete), ends)
+        await refused(lambda: consuming(cluster, delete), SubjectDeletedError)
         await producer.send("other", b"unharmed", key=b"k")
         await cluster.create("s")
         assert (await producer.send("s", b"new", key=b"k")).offset == 0
+
+
+async def _deleted_apart(meta: str, again: bool) -> None:
+    """With a client of its own, because another event loop calls."""
+    async with Admin(meta) as admin:
+        view = await admin.delete_subject("s", force=True)
+        await gone(lambda: admin.delete_subject("s", subject_id=view.subject_id))
+        if again:
+            await admin.create_subject("s", partitions=2)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "created_again"])
+async def test_consumer_is_told_of_the_deletion_when_its_subject_goes_while_it_does_not_ask(
+    cluster: Cluster, again: bool
+):
+    """Whether the name is free by then, or that of a later subject: the error is the same."""
+    await cluster.create("s")
+
+    def stand_still(_message: Message) -> None:
+        """The consumer's event loop stands while another thread has the subject deleted."""
+        asked = threading.Thread(target=asyncio.run, args=(_deleted_apart(cluster.meta, again),))
+        asked.start()
+        asked.join()
+
+    await send(cluster, "s", count=1)
+    with pytest.raises(SubjectDeletedError, match="was deleted"):
+        async with asyncio.timeout(60):
+            await Consumer(
+                cluster.meta, subject="s", group="g", handler=stand_still, settings=SETTINGS
+            ).run()
 
 
 async def test_producer_that_slept_does_not_send_to_the_next_subject_of_the_name(

@@ -26,7 +26,7 @@ from keylane.protocol.errors import (
     TlsNeededError,
 )
 from keylane.protocol.http.tls_settings import TlsSettings
-from keylane.rpc.http_network import HttpNetwork
+from keylane.rpc.http_network import HttpNetwork, client_network
 from keylane.rpc.server import ControlRoute, Server
 from keylane.rpc.tls.contexts import ServerTls, client_context
 from keylane.rpc.tls.handshakes import why_ended
@@ -199,3 +199,36 @@ async def test_authority_is_trusted_no_longer_when_it_is_taken_out_and_the_files
         clients.write_bytes(CertificateShelf(tmp_path, "another").ca.read_bytes())
         server._tls.reload(settings)
         await refused(server.address, known, ClientCertificateError)
+
+
+async def test_client_uses_its_replaced_certificate_when_it_connects_again(shelf, caplog) -> None:
+    """A client that stays open; half of a pair, and files that are gone, leave the old ones in use."""
+    live = endpoints.LIVE
+    accepted = CertificateShelf(shelf.folder, "accepted")
+    cert, key = shelf.put("client", shelf.authority.issue(["client"]))
+    tls = TlsSettings(ca=str(shelf.ca), cert=str(cert), key=str(key))
+    settings = ServingSettings(**shelf.files(), tls_client_ca=accepted.ca)
+    network = client_network(tls)
+    try:
+        async with serving(settings) as (server, calls):
+
+            async def ask() -> Done:
+                return await network.control(
+                    live.method, server.address, live.path, Done, timeout_ms=5_000
+                )
+
+            with pytest.raises(ClientCertificateError):
+                await ask()
+            renewed = accepted.authority.issue(["client"])
+            cert.write_bytes(renewed.certificate)
+            for _ in range(2):
+                with pytest.raises(ClientCertificateError):
+                    await ask()
+            assert caplog.text.count("TLS goes on with the files of before") == 1
+            key.write_bytes(renewed.key)
+            assert await ask() == Done()
+            key.unlink()
+            assert await ask() == Done()
+            assert len(calls) == 2
+    finally:
+        await network.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from pathlib import Path
 from typing import Self
 
@@ -16,7 +17,10 @@ from keylane.protocol.http.endpoint import Endpoint, Rights
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.intake import HttpLimits
 from keylane.rpc.server import ControlRoute, Server
-from keylane.rpc.tls.contexts import ServerTls
+from keylane.rpc.tls.contexts import ServerTls, client_context
+from keylane.rpc.tls.listeners import listen
+from keylane.rpc.tls.openings import TlsOpenings
+from keylane.rpc.tls.settings import ServingSettings
 from support.access.certificates import CertificateShelf
 
 MOST = 20
@@ -72,7 +76,7 @@ async def ended(reader: asyncio.StreamReader) -> bool:
     try:
         async with asyncio.timeout(5):
             return await reader.read() == b""
-    except ConnectionError:
+    except (ConnectionError, ssl.SSLError):  # its alert
         return True
 
 
@@ -86,6 +90,38 @@ def test_server_closes_the_oldest_half_open_connections_and_serves_others(new_lo
             assert {type(error).__name__ for error in opened.refused} == {"OverloadedError"}
             assert all(await asyncio.gather(*map(ended, opened.readers[: 200 - MOST])))
             assert not opened.readers[-1].at_eof()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run())
+
+
+@LOOPS
+def test_refused_handshake_is_told_with_the_host_that_began_it(new_loop, tmp_path: Path) -> None:
+    """The connection has ended by then: the client shows no certificate."""
+
+    async def run() -> None:
+        shelf, told = CertificateShelf(tmp_path), list[tuple[str, str]]()
+        wanting = ServingSettings(**shelf.files(), tls_client_ca=shelf.ca)
+        context = ServerTls(wanting).context
+        openings = TlsOpenings(
+            lambda: context, asyncio.Protocol, most=MOST, handshake_s=5,
+            on_refused=lambda error, host: told.append((type(error).__name__, host)),
+        )  # fmt: skip
+        listeners = await listen("127.0.0.1", 0, backlog=MOST, on_accepted=openings.enter)
+        try:
+            port = listeners.sockets[0].getsockname()[1]
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", port, ssl=client_context(shelf.client)
+            )
+            assert await ended(reader)
+            writer.transport.abort()
+            async with asyncio.timeout(5):
+                while not told:
+                    await asyncio.sleep(0.01)
+        finally:
+            listeners.close()
+            await openings.close()
+        assert told == [("HandshakeError", "127.0.0.1")]
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(run())
