@@ -7,6 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from msgspec.structs import replace
 
+from keylane.broker.retention.loop import Cleaning
 from keylane.broker.store.holds import MessageHolds
 from keylane.metaserver.groups import lease_rows
 from keylane.metaserver.operations import journal as operations_journal
@@ -78,6 +79,17 @@ def rows_and_messages_both_stay(patches: Patches) -> None:
     patches.set(operations_journal, "_expire_older", lambda _connection, _subject_id, _kept: None)
 
 
+def hidden_rows_wait_for_no_one(patches: Patches) -> None:
+    """Retention removes rows that are not published, because no consumer group has them to read."""
+
+    def needed(self: Any, partition: Any) -> int:
+        wanted: int = real(self, partition)
+        is_free = partition.facts.hidden and not partition.groups
+        return partition.readable_offset if is_free else wanted
+
+    real = patches.set(Cleaning, "_groups_need", needed)
+
+
 BREAKS: tuple[Breaks, ...] = (
     ends_are_not_compared,
     cut_opens_before_it_seals,
@@ -85,4 +97,5 @@ BREAKS: tuple[Breaks, ...] = (
     holds_are_forgotten_at_a_restart,
     groups_read_while_they_are_placed,
     rows_and_messages_both_stay,
+    hidden_rows_wait_for_no_one,
 )
