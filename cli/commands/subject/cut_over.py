@@ -39,7 +39,7 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
     """
     from ....arrow.reading import read
     from ....protocol.reprocess.manifest import live_offsets
-    from ....spark.reprocess.carrying import check_covers, positions
+    from ....spark.reprocess.carrying import check_covers, check_rows, positions
     from ....spark.reprocess.folder import MANIFEST, OutputFolder
 
     manifest = OutputFolder(folder).read(MANIFEST)
@@ -52,6 +52,7 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
         ends = await _ends(admin, hidden)
     except SubjectUnknownError:
         return CutOver(ends=covered)  # publishing says whether it is published
+    check_rows(manifest, ends)
     stored = await _stored(admin, subject, before=min(ends))
     covered |= {each.partition_id: each.end for each in stored if each.first >= each.end}
     cursors = await _cursors(admin, subject, before=min(ends))
