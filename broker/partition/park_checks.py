@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
+from msgspec.structs import replace
+
 from ...protocol.errors import (
     EditsFullError,
     InvalidRequestError,
@@ -30,6 +32,7 @@ from ...protocol.parked import (
     PARKED_MESSAGES_MAX,
     PARKED_ROWS_MAX,
     Adopt,
+    AdoptedKey,
     AncestorTold,
     AskedChange,
     Bury,
@@ -81,6 +84,9 @@ def park_changes(
     return _Checks(parked, acked, next_offset, token).wanted(changes)
 
 
+_PRECEDENCE = ParkState.PARKED, ParkState.DEAD, ParkState.REDRIVING
+
+
 class _Checks:
     """Looks at the changes in turn; what those before have changed is in `_added`, `_gone` and `_states`."""
 
@@ -99,6 +105,8 @@ class _Checks:
         """The state of a key behind the changes so far; None: it is freed."""
         self._redriven: set[ParkKey] = set()
         """Loose keys that are redriven, and of which another message has failed: the redrive goes on."""
+        self._cleared = False
+        """What is parked is forgotten before the changes that follow."""
         self._alive, self._dead = _rooms(parked)
         self._checks: dict[type[Any], Callable[[Any], ParkChange | None]] = {
             Park: self._park,
@@ -110,7 +118,7 @@ class _Checks:
             Redrive: self._redrive,
             Adopt: self._adopt,
             Freeze: lambda change: None if parked.frozen else change,
-            Clear: lambda change: change if parked else None,
+            Clear: self._clear,
             Unneeded: lambda change: change if parked.frozen and len(parked) else None,
             Edit: self._edit,
             AncestorTold: lambda change: change if change.source in parked.sources else None,
@@ -120,7 +128,8 @@ class _Checks:
         """The changes to write."""
         wanted = []
         for change in changes:
-            if self._parked.frozen and not isinstance(change, Freeze | Clear | Unneeded):
+            frozen = self._parked.frozen and not self._cleared
+            if frozen and not isinstance(change, Freeze | Clear | Unneeded):
                 raise ParkMovedError(partition_id=self._parked.own)
             checked = self._checks[type(change)](change)
             if checked is not None:
@@ -298,8 +307,14 @@ class _Checks:
             )
         return change
 
+    def _clear(self, change: Clear) -> Clear | None:
+        self._cleared = True
+        return change if self._parked else None
+
     def _has_adopted(self, parent: int) -> bool:
         """True unless a later owner than the one that adopted from this parent asks: a reset may have come between."""
+        if self._cleared:
+            return False
         under = self._parked.adopted_under.get(parent, self._token)
         return parent in self._parked.adopted and under >= self._token
 
@@ -317,7 +332,21 @@ class _Checks:
             _check_ranges(((start, end),), MAX_I64)
             if not 1 <= source <= MAX_I64:
                 raise InvalidRequestError(f"no partition {source}")
-        return change
+        return replace(change, keys=tuple(map(self._beside_known, change.keys)))
+
+    def _beside_known(self, key: AdoptedKey) -> AdoptedKey:
+        """
+        A key as it is adopted where messages of it are parked already, mostly those of another parent.
+
+        Nothing that was asked for is forgotten: a redrive is of all messages of the key, and a dead key stays so.
+        """
+        known = None if self._cleared else self._parked.get(key.key)
+        if known is None or not known.messages:
+            return key
+        state = max(key.state, known.state, key=_PRECEDENCE.index)
+        failures = [failure for failure in (known.failure, key.failure) if failure is not None]
+        failure = max(failures, key=lambda each: each.at_ms, default=None)
+        return replace(key, state=state, failure=failure)
 
 
 class _Room:
