@@ -230,6 +230,8 @@ class LeaveParked(Frame, frozen=True, array_like=True, tag=15):
     group: str
     start: int
     end: int
+    token: int = 0
+    """Of the owner; refused below the ancestor's fence: a reset came since, and more may be parked.  0: not known."""
 
 
 class EditParked(Frame, frozen=True, array_like=True, tag=20):

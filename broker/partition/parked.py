@@ -62,6 +62,7 @@ class Parked:
         "messages",
         "own",
         "sources",
+        "taking",
         "version",
     )
 
@@ -77,6 +78,8 @@ class Parked:
         """Parent → token of the owner that adopted it, where it is known.  A later owner of the parent may have parked anew."""
         self.sources: set[int] = set()
         """Ancestors that keep messages for the group because of what was adopted."""
+        self.taking: set[int] = set()
+        """Parents of which a part is here: an owner is taking them over, or has ended before it had.  In memory only."""
         self.version = 1
         """Rises with each change that the owner has not asked for.  In memory only."""
 
@@ -412,9 +415,8 @@ class Parked:
                 for edited in key.edits
                 if (edited.source, edited.offset) not in parked.edits
             ]
-        if change.last and change.parent:
-            undos.append(self._note_adopted(change.parent, token))
-
+        if change.parent:
+            undos.append(self._note_adopted(change, token))
         sources = {change.parent, *change.sources} - {0, self.own} - self.sources
         self.sources |= sources
 
@@ -425,12 +427,18 @@ class Parked:
 
         return take_back
 
-    def _note_adopted(self, parent: int, token: int) -> Undo:
+    def _note_adopted(self, change: Adopt, token: int) -> Undo:
+        parent, taking = change.parent, self.taking
+        if not change.last:
+            self.taking = taking | {parent}
+            return lambda: setattr(self, "taking", taking)
         before = self.adopted, self.adopted_under
+        self.taking = taking - {parent}
         self.adopted = self.adopted | {parent}
         self.adopted_under = {**self.adopted_under, parent: token} if token else self.adopted_under
 
         def take_back() -> None:
+            self.taking = taking
             self.adopted, self.adopted_under = before
 
         return take_back
@@ -498,13 +506,13 @@ class Parked:
 
     def _clear(self) -> Undo:
         before = self._keys, self.messages, self.frozen
-        ancestors = self.adopted, self.adopted_under, self.sources
+        ancestors = self.adopted, self.adopted_under, self.sources, self.taking
         self._keys, self.messages, self.frozen = {}, 0, False
-        self.adopted, self.adopted_under, self.sources = set(), {}, set()
+        self.adopted, self.adopted_under, self.sources, self.taking = set(), {}, set(), set()
 
         def take_back() -> None:
             self._keys, self.messages, self.frozen = before
-            self.adopted, self.adopted_under, self.sources = ancestors
+            self.adopted, self.adopted_under, self.sources, self.taking = ancestors
 
         return take_back
 

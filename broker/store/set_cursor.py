@@ -17,7 +17,7 @@ import asyncio
 
 from ...protocol.errors import OffsetOutOfRangeError
 from ...protocol.offsets import AckedOffsets
-from ...protocol.parked import Adopt, Clear
+from ...protocol.parked import Adopt, AskedChange, Clear
 from ...protocol.progress import SetCursor
 from ..partition.partition import Group, HostedPartition
 from ..partition.pull_lock import decide_acquire, operator_session
@@ -63,7 +63,8 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
     parked = group.parked
     kept = sorted(parked.adopted.intersection(ask.kept_parents))
     sources = tuple(sorted(parked.sources))
-    changes = [Clear(), *(Adopt(parent, (), last=True, sources=sources) for parent in kept)]
+    changes: list[AskedChange] = [Clear()]
+    changes += [Adopt(parent, (), last=True, sources=sources) for parent in kept]
     # At the newest of these, all that the kept parents had parked was taken over.
     under = max((parked.adopted_under.get(parent, 0) for parent in kept), default=None)
     return change_parked(store, partition, group, changes, at_ms=0, token=under)
