@@ -319,6 +319,8 @@ class Acquired(Frame, frozen=True, array_like=True, tag=66):
     """(offset, crashes) of messages that earlier owners had begun when they ended so."""
     adopted_under: tuple[tuple[int, int], ...] = ()
     """(parent, token of the owner that took its parked messages over), where that is known."""
+    unreleased: bool = False
+    """An owner before ended without a release: what is redriven is handled one key at a time."""
 
 
 class Batches(Frame, frozen=True, array_like=True, tag=67):
