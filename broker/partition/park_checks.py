@@ -121,7 +121,7 @@ class _Checks:
             Clear: self._clear,
             Unneeded: lambda change: change if parked.frozen and len(parked) else None,
             Edit: self._edit,
-            AncestorTold: lambda change: change if change.source in parked.sources else None,
+            AncestorTold: self._told,
         }
 
     def wanted(self, changes: Iterable[AskedChange]) -> list[ParkChange]:
@@ -310,6 +310,9 @@ class _Checks:
     def _clear(self, change: Clear) -> Clear | None:
         self._cleared = True
         return change if self._parked else None
+
+    def _told(self, change: AncestorTold) -> AncestorTold | None:
+        return change if self._cleared or change.source in self._parked.sources else None
 
     def _has_adopted(self, parent: int) -> bool:
         """True unless a later owner than the one that adopted from this parent asks: a reset may have come between."""

@@ -17,7 +17,7 @@ import asyncio
 
 from ...protocol.errors import OffsetOutOfRangeError
 from ...protocol.offsets import AckedOffsets
-from ...protocol.parked import Adopt, AskedChange, Clear
+from ...protocol.parked import Adopt, AncestorTold, AskedChange, Clear
 from ...protocol.progress import SetCursor
 from ..partition.partition import Group, HostedPartition
 from ..partition.pull_lock import decide_acquire, operator_session
@@ -62,9 +62,11 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
         return durable
     parked = group.parked
     kept = sorted(parked.adopted.intersection(ask.kept_parents))
-    sources = tuple(sorted(parked.sources))
+    # Children that have taken all of it over need the ancestors, and tell them: they would forget what this one says.
+    sources = () if parked.frozen else tuple(sorted(parked.sources))
     changes: list[AskedChange] = [Clear()]
     changes += [Adopt(parent, (), last=True, sources=sources) for parent in kept]
+    changes += [AncestorTold(parent) for parent in kept if parent not in sources]
     # At the newest of these, all that the kept parents had parked was taken over.
     under = max((parked.adopted_under.get(parent, 0) for parent in kept), default=None)
     return change_parked(store, partition, group, changes, at_ms=0, token=under)

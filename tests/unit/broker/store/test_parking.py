@@ -239,6 +239,20 @@ async def test_reset_of_a_child_alone_keeps_which_parents_it_has_adopted():
     assert (again.adopted, again.adopted_under, again.unneeded()) == ({3}, {3: 1}, (2, 3, 4))
 
 
+async def test_reset_of_a_partition_alone_leaves_its_ancestors_to_its_children():
+    """They have taken over what it had adopted, so an ancestor that it told would forget what they still need."""
+    desk = await ParkedDesk(SimDisk()).fill()
+    key = AdoptedKey(b"k", ParkState.PARKED, 1, FAILURE, ((3, 0, 2),))
+    await desk.make(Adopt(3, (key,), last=True, sources=(2,)), Freeze())
+    ask = SetCursor(group="audit", token=2, cursor=0, kept_parents=(3,))
+    for _ in range(2):
+        await set_cursor(desk.store, desk.store.state.partition(1), ask)
+        assert (desk.parked.adopted, desk.parked.unneeded()) == ({3}, ())
+    await desk.store.commit.close()
+    again = desk.again(snapshot=False).parked
+    assert (again.adopted, again.unneeded()) == ({3}, ())
+
+
 async def test_reset_of_a_child_alone_that_ends_anywhere_keeps_its_parents_adopted_after_a_repeat():
     """The log is cut behind each of its records: the metaserver asks again, and no parent is taken over a second time."""
     disk = SimDisk()
