@@ -228,7 +228,7 @@ class Parking:
         group = partition.groups.get(request.group)
         if not 0 <= request.start < request.end <= LOGICAL_PARTITIONS:
             raise InvalidRequestError("no range of logical partitions")
-        if group is None or not group.parked or not group.parked.frozen:
+        if group is None or group.parked is None or not group.parked.keeps_for_children:
             return ParkedChanged(0), b""
         if 0 < request.token < group.lock.fence:
             # The partition was reset alone since this owner was granted the child, and may have parked anew.

@@ -31,6 +31,7 @@ from ...protocol.parked import (
     PARKED_KEYS_MAX,
     PARKED_MESSAGES_MAX,
     PARKED_ROWS_MAX,
+    RETRIED,
     Adopt,
     AdoptedKey,
     AncestorTold,
@@ -119,7 +120,7 @@ class _Checks:
             Adopt: self._adopt,
             Freeze: lambda change: None if parked.frozen else change,
             Clear: self._clear,
-            Unneeded: lambda change: change if parked.frozen and len(parked) else None,
+            Unneeded: lambda change: change if parked.keeps_for_children else None,
             Edit: self._edit,
             AncestorTold: self._told,
         }
@@ -324,6 +325,8 @@ class _Checks:
     def _adopt(self, change: Adopt) -> Adopt | None:
         if self._has_adopted(change.parent):
             return None
+        if change.passed and self._cleared:
+            return change
         rows = [row for key in change.keys for row in key.rows]
         if not 1 <= change.parent <= MAX_I64 or change.parent == self._parked.own:
             raise InvalidRequestError(f"no parent of partition {self._parked.own}")
@@ -395,10 +398,20 @@ def _rooms(parked: Parked) -> tuple[_Room, _Room]:
     """The room of what is parked, and that of dead keys and dead letters."""
 
     def alive() -> tuple[int, int]:
-        keys, messages = parked.dead
+        keys, messages = dead_of(parked)
         return len(parked) - (parked.get(None) is not None) - keys, parked.messages - messages
 
-    return _Room(parked, alive), _Room(parked, lambda: parked.dead)
+    return _Room(parked, alive), _Room(parked, lambda: dead_of(parked))
+
+
+def dead_of(parked: Parked) -> tuple[int, int]:
+    """The number of dead keys, and of all dead letters."""
+    counts = [
+        (int(isinstance(key, bytes)), each.messages)
+        for key, each in parked.items()
+        if key in {None, RETRIED} or each.state is ParkState.DEAD
+    ]
+    return sum(keys for keys, _ in counts), sum(messages for _, messages in counts)
 
 
 def _check_key(key: ParkKey) -> None:

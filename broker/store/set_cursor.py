@@ -7,6 +7,7 @@ Invariants
     A repeat with the same token sets the same cursor, because no other call has that token.
     What is parked is forgotten behind the new cursor: a log that ends between them has lost no message, and a repeat
     clears what it still has.
+    Messages of its own that children keep parked though it is set without them are kept for them (`passed`).
     What was taken over of a parent that is not set with it is not taken over again: it was cleared here.  That is one
     record, so a repeat never finds the one without the other.
 """
@@ -19,6 +20,7 @@ from ...protocol.errors import OffsetOutOfRangeError
 from ...protocol.offsets import AckedOffsets
 from ...protocol.parked import Adopt, AncestorTold, AskedChange, Clear
 from ...protocol.progress import SetCursor
+from ..partition.park_views import passed_on
 from ..partition.partition import Group, HostedPartition
 from ..partition.pull_lock import decide_acquire, operator_session
 from ..partition.suspects import Suspects
@@ -65,6 +67,8 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
     # Children that have taken all of it over need the ancestors, and tell them: they would forget what this one says.
     sources = () if parked.frozen else tuple(sorted(parked.sources))
     changes: list[AskedChange] = [Clear()]
+    if passed := passed_on(parked, ask.kept_children, partition.facts.partition.range_start):
+        changes.append(Adopt(0, (), last=False, passed=passed))
     changes += [Adopt(parent, (), last=True, sources=sources) for parent in kept]
     changes += [AncestorTold(parent) for parent in kept if parent not in sources]
     # At the newest of these, all that the kept parents had parked was taken over.

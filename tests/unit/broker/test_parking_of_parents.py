@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from keylane.broker.partition.park_views import changes_of
+from keylane.broker.partition.parked import Parked
 from keylane.broker.store.set_cursor import set_cursor
 from keylane.protocol.errors import FencedError, ParkMovedError
 from keylane.protocol.frames import LeaveParked
 from keylane.protocol.parked import Adopt, AdoptedKey, Park, ParkState
 from keylane.protocol.progress import SetCursor
+from keylane.protocol.routing import logical_partition
 from keylane.testing.machines.disk import SimDisk
 from support.parked.desk import FAILURE, ParkedDesk
 
@@ -99,3 +102,52 @@ async def test_reset_ends_a_taking_over(desk: ParkedDesk):
     await desk.change(Park(b"a", ((0, 2),), FAILURE), token=3)
     await desk.asked("61")
     assert desk.parked.get(b"a").state is ParkState.REDRIVING
+
+
+async def test_messages_of_a_reset_parent_are_kept_until_its_child_needs_them_no_more(
+    desk: ParkedDesk,
+):
+    """The child was not reset, so it still has them parked; also behind a restart, from the log or a snapshot."""
+    await desk.change(Park(b"a", ((2, 4),), FAILURE), Park(None, ((7, 8),), FAILURE))
+    await desk.ack(1, (0, 40))
+    _, durable = desk.store.seal(1)
+    await durable
+    await desk.take()
+    reset = SetCursor(group="audit", token=3, cursor=40, kept_children=((0, 1024),))
+    for _ in range(2):
+        await set_cursor(desk.store, desk.store.state.partition(1), reset)
+        assert (len(desk.parked), desk.parked.frozen, desk.group.needed_from) == (0, False, 2)
+    assert Parked.of_image(1, desk.parked.image()).first_own() == 2
+    told = Parked(1)
+    for change in changes_of(desk.parked):
+        told.apply(change, at_ms=1)
+    assert told.passed == desk.parked.passed
+    await desk.store.commit.close()
+    desk = desk.again(snapshot=False)
+    assert desk.group.needed_from == 2
+    at = logical_partition(b"a")
+    with pytest.raises(FencedError):
+        await desk.say(LeaveParked(1, "audit", at, at + 1, 2))
+    await desk.say(LeaveParked(1, "audit", at, at + 1, 4))
+    assert desk.group.needed_from == 7
+    await desk.say(LeaveParked(1, "audit", 0, at, 4))
+    assert desk.group.needed_from == 40
+    assert not desk.parked
+
+
+async def test_messages_of_a_reset_parent_are_not_kept_for_a_child_that_is_reset_with_it(
+    desk: ParkedDesk,
+):
+    await desk.change(Park(b"a", ((2, 4),), FAILURE), Park(None, ((7, 8),), FAILURE))
+    await desk.ack(1, (0, 40))
+    _, durable = desk.store.seal(1)
+    await durable
+    await desk.take()
+    at = logical_partition(b"a")
+    children = ((0, at), (at + 1, 1024))
+    reset = SetCursor(group="audit", token=3, cursor=40, kept_children=children)
+    await set_cursor(desk.store, desk.store.state.partition(1), reset)
+    assert desk.group.needed_from == 7
+    again = SetCursor(group="audit", token=4, cursor=40)
+    await set_cursor(desk.store, desk.store.state.partition(1), again)
+    assert desk.group.needed_from == 40

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keylane.broker.partition import park_checks
-from keylane.broker.partition.park_checks import park_changes
+from keylane.broker.partition.park_checks import dead_of, park_changes
 from keylane.broker.partition.parked import Parked
 from keylane.protocol.errors import (
     InvalidRequestError,
@@ -242,7 +242,7 @@ def test_parked_key_is_buried_whole_when_its_tail_finds_no_room(monkeypatch: pyt
     desk = CheckedDesk()
     desk.ask(ParkOrBury(b"a", ((0, 2),), FAILURE), ParkOrBury(b"b", ((2, 4),), FAILURE))
     assert desk.ask(ParkOrBury(b"a", ((4, 5),))) == [Bury(b"a", ((4, 5),))]
-    assert desk.parked.dead == (1, 3)
+    assert dead_of(desk.parked) == (1, 3)
     assert desk.ask(ParkOrBury(b"b", ((5, 7),))) == [Park(b"b", ((5, 7),))]
     full(desk, ParkFullError, ParkOrBury(b"a", ((7, 9),)))
     full(desk, ParkFullError, ParkOrBury(b"b", ((7, 9),)))
