@@ -22,10 +22,12 @@ from ..protocol.clock import Clock
 from ..protocol.endpoints import CHANGE_PARKED, PARKED, PARKED_OFFSETS
 from ..protocol.errors import (
     CorruptBatchError,
+    FencedError,
     GroupBusyError,
     GroupUnknownError,
     InvalidRequestError,
     ParkedKeyUnknownError,
+    ParkMovedError,
 )
 from ..protocol.frames import (
     ChangeParked,
@@ -82,7 +84,7 @@ from .partition.park_views import (
     parked_keys,
     parked_offsets,
 )
-from .partition.parked import NextTry
+from .partition.parked import NextTry, Parked
 from .partition.partition import Group, HostedPartition
 from .service import BrokerService
 from .standing import Standing, check_standing
@@ -152,6 +154,8 @@ class Parking:
         if request.first < 0:
             raise InvalidRequestError(f"no key {request.first}")
         parked = group.parked
+        if parked is not None:
+            parked.taking = set()  # its owner asks once it has taken over what parents have
         rows = [] if parked is None else parked_keys(parked, request.first)
         following = request.first + len(rows)
         more = parked is not None and following < len(parked)
@@ -224,8 +228,11 @@ class Parking:
         group = partition.groups.get(request.group)
         if not 0 <= request.start < request.end <= LOGICAL_PARTITIONS:
             raise InvalidRequestError("no range of logical partitions")
-        if group is None or not group.parked or not group.parked.frozen:
+        if group is None or group.parked is None or not group.parked.keeps_for_children:
             return ParkedChanged(0), b""
+        if 0 < request.token < group.lock.fence:
+            # The partition was reset alone since this owner was granted the child, and may have parked anew.
+            raise FencedError(token=request.token, current_token=group.lock.fence)
         loose = request.start <= partition.facts.partition.range_start < request.end
         await self._changed(partition, group, [Unneeded(request.start, request.end, loose)])
         return ParkedChanged(group.parked_version), b""
@@ -282,6 +289,7 @@ class Parking:
         parked = group.parked
         if parked is None or parked.get(key_of(body.key_hex)) is None:
             raise ParkedKeyUnknownError(partition_id=partition.partition_id)
+        _check_whole(parked)
         await self._changed(partition, group, changes)
         # The log's end rises over restarts, so that no version comes twice.
         parked.version = max(parked.version + 1, self._store.log.end)
@@ -299,6 +307,7 @@ class Parking:
         limit = partition.facts.message_bytes_max or MESSAGE_BYTES_MAX
         check_message_size(len(request.key or b""), len(value), len(packed), limit)
         message = EditedMessage(request.source, request.offset, value, packed)
+        _check_whole(group.parked)
         await self._changed(partition, group, [Edit(request.key, message)])
         log.info(
             "group %s, partition %d: parked message at offset %d of partition %d, %s, was edited: %d bytes of value, %s",
@@ -336,6 +345,15 @@ class Parking:
         if group is None:
             raise GroupUnknownError(f"group {name!r} never read partition {text}", group=name)
         return partition, group
+
+
+def _check_whole(parked: Parked | None) -> None:
+    """Raises ParkMovedError while a parent's messages are here in part: if the owner ends now, the next takes all again."""
+    if parked is not None and parked.taking:
+        raise ParkMovedError(
+            f"parked messages of partition {min(parked.taking)} are being taken over by partition {parked.own}: ask again",
+            partition_id=parked.own,
+        )
 
 
 def _place(text: str) -> tuple[int, int]:

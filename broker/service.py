@@ -204,6 +204,7 @@ class BrokerService:
                 )
             ),
             () if group.parked is None else tuple(group.parked.adopted_under.items()),
+            not shared and group.suspects.unreleased,
         )
         saved = self._save(partition, group)
         await durable

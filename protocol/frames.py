@@ -230,6 +230,8 @@ class LeaveParked(Frame, frozen=True, array_like=True, tag=15):
     group: str
     start: int
     end: int
+    token: int = 0
+    """Of the owner; refused below the ancestor's fence: a reset came since, and more may be parked.  0: not known."""
 
 
 class EditParked(Frame, frozen=True, array_like=True, tag=20):
@@ -317,6 +319,8 @@ class Acquired(Frame, frozen=True, array_like=True, tag=66):
     """(offset, crashes) of messages that earlier owners had begun when they ended so."""
     adopted_under: tuple[tuple[int, int], ...] = ()
     """(parent, token of the owner that took its parked messages over), where that is known."""
+    unreleased: bool = False
+    """An owner before ended without a release: what is redriven is handled one key at a time."""
 
 
 class Batches(Frame, frozen=True, array_like=True, tag=67):

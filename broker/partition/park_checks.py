@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
+from msgspec.structs import replace
+
 from ...protocol.errors import (
     EditsFullError,
     InvalidRequestError,
@@ -29,7 +31,9 @@ from ...protocol.parked import (
     PARKED_KEYS_MAX,
     PARKED_MESSAGES_MAX,
     PARKED_ROWS_MAX,
+    RETRIED,
     Adopt,
+    AdoptedKey,
     AncestorTold,
     AskedChange,
     Bury,
@@ -81,6 +85,9 @@ def park_changes(
     return _Checks(parked, acked, next_offset, token).wanted(changes)
 
 
+_PRECEDENCE = ParkState.PARKED, ParkState.DEAD, ParkState.REDRIVING
+
+
 class _Checks:
     """Looks at the changes in turn; what those before have changed is in `_added`, `_gone` and `_states`."""
 
@@ -99,6 +106,8 @@ class _Checks:
         """The state of a key behind the changes so far; None: it is freed."""
         self._redriven: set[ParkKey] = set()
         """Loose keys that are redriven, and of which another message has failed: the redrive goes on."""
+        self._cleared = False
+        """What is parked is forgotten before the changes that follow."""
         self._alive, self._dead = _rooms(parked)
         self._checks: dict[type[Any], Callable[[Any], ParkChange | None]] = {
             Park: self._park,
@@ -110,17 +119,18 @@ class _Checks:
             Redrive: self._redrive,
             Adopt: self._adopt,
             Freeze: lambda change: None if parked.frozen else change,
-            Clear: lambda change: change if parked else None,
-            Unneeded: lambda change: change if parked.frozen and len(parked) else None,
+            Clear: self._clear,
+            Unneeded: lambda change: change if parked.keeps_for_children else None,
             Edit: self._edit,
-            AncestorTold: lambda change: change if change.source in parked.sources else None,
+            AncestorTold: self._told,
         }
 
     def wanted(self, changes: Iterable[AskedChange]) -> list[ParkChange]:
         """The changes to write."""
         wanted = []
         for change in changes:
-            if self._parked.frozen and not isinstance(change, Freeze | Clear | Unneeded):
+            frozen = self._parked.frozen and not self._cleared
+            if frozen and not isinstance(change, Freeze | Clear | Unneeded):
                 raise ParkMovedError(partition_id=self._parked.own)
             checked = self._checks[type(change)](change)
             if checked is not None:
@@ -298,14 +308,25 @@ class _Checks:
             )
         return change
 
+    def _clear(self, change: Clear) -> Clear | None:
+        self._cleared = True
+        return change if self._parked else None
+
+    def _told(self, change: AncestorTold) -> AncestorTold | None:
+        return change if self._cleared or change.source in self._parked.sources else None
+
     def _has_adopted(self, parent: int) -> bool:
         """True unless a later owner than the one that adopted from this parent asks: a reset may have come between."""
+        if self._cleared:
+            return False
         under = self._parked.adopted_under.get(parent, self._token)
         return parent in self._parked.adopted and under >= self._token
 
     def _adopt(self, change: Adopt) -> Adopt | None:
         if self._has_adopted(change.parent):
             return None
+        if change.passed and self._cleared:
+            return change
         rows = [row for key in change.keys for row in key.rows]
         if not 1 <= change.parent <= MAX_I64 or change.parent == self._parked.own:
             raise InvalidRequestError(f"no parent of partition {self._parked.own}")
@@ -317,7 +338,21 @@ class _Checks:
             _check_ranges(((start, end),), MAX_I64)
             if not 1 <= source <= MAX_I64:
                 raise InvalidRequestError(f"no partition {source}")
-        return change
+        return replace(change, keys=tuple(map(self._beside_known, change.keys)))
+
+    def _beside_known(self, key: AdoptedKey) -> AdoptedKey:
+        """
+        A key as it is adopted where messages of it are parked already, mostly those of another parent.
+
+        Nothing that was asked for is forgotten: a redrive is of all messages of the key, and a dead key stays so.
+        """
+        known = None if self._cleared else self._parked.get(key.key)
+        if known is None or not known.messages:
+            return key
+        state = max(key.state, known.state, key=_PRECEDENCE.index)
+        failures = [failure for failure in (known.failure, key.failure) if failure is not None]
+        failure = max(failures, key=lambda each: each.at_ms, default=None)
+        return replace(key, state=state, failure=failure)
 
 
 class _Room:
@@ -363,10 +398,20 @@ def _rooms(parked: Parked) -> tuple[_Room, _Room]:
     """The room of what is parked, and that of dead keys and dead letters."""
 
     def alive() -> tuple[int, int]:
-        keys, messages = parked.dead
+        keys, messages = dead_of(parked)
         return len(parked) - (parked.get(None) is not None) - keys, parked.messages - messages
 
-    return _Room(parked, alive), _Room(parked, lambda: parked.dead)
+    return _Room(parked, alive), _Room(parked, lambda: dead_of(parked))
+
+
+def dead_of(parked: Parked) -> tuple[int, int]:
+    """The number of dead keys, and of all dead letters."""
+    counts = [
+        (int(isinstance(key, bytes)), each.messages)
+        for key, each in parked.items()
+        if key in {None, RETRIED} or each.state is ParkState.DEAD
+    ]
+    return sum(keys for keys, _ in counts), sum(messages for _, messages in counts)
 
 
 def _check_key(key: ParkKey) -> None:

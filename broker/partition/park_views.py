@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 
 import msgspec
@@ -33,7 +33,7 @@ from ...protocol.parked import (
     is_loose,
 )
 from .parked import Parked
-from .parked_key import ParkedKey, Place, Row
+from .parked_key import LOOSE_PLACE, ParkedKey, Place, Row, place_of
 
 KEY_ROW_BYTES = 24
 """About the length of a key's row, without the key."""
@@ -205,6 +205,8 @@ def changes_of(parked: Parked) -> Iterator[ParkChange]:
     for keys, _ in _pages(parked, lambda _key: True, 0):
         if keys:
             yield Adopt(0, tuple(keys), last=False)
+    if parked.passed:
+        yield Adopt(0, (), last=False, passed=tuple(sorted(parked.passed.items())))
     for parent in sorted(parked.adopted):
         yield Adopt(parent, (), last=True)
     if parked.sources:
@@ -213,6 +215,30 @@ def changes_of(parked: Parked) -> Iterator[ParkChange]:
         yield AncestorTold(source)
     if parked.frozen:
         yield Freeze()
+
+
+def passed_on(
+    parked: Parked, kept: Collection[tuple[int, int]], range_start: int
+) -> tuple[tuple[int, int], ...]:
+    """
+    The lowest own offset of each logical partition that children may have parked, if they keep what they took over.
+
+    Args:
+        kept: half-open ranges of logical partitions of these children.
+        range_start: of the partition: messages without an order, which are told as -1, belong to the child that has it.
+    """
+    lowest = dict(parked.passed)
+    for key, each in parked.items() if parked.frozen else ():
+        place = place_of(key)
+        runs = each.pieces.get(parked.own)
+        if runs:
+            lowest[place] = min(runs.first, lowest.get(place, runs.first))
+
+    def is_kept(place: int) -> bool:
+        number = range_start if place == LOOSE_PLACE else place
+        return any(start <= number < end for start, end in kept)
+
+    return tuple(sorted(pair for pair in lowest.items() if is_kept(pair[0])))
 
 
 # ── of operators ──────────────────────────────────────────────────────────────────────────────────────

@@ -41,10 +41,19 @@ from ...protocol.parked import (
     Unpark,
     is_loose,
 )
-from ...protocol.routing import logical_partition
 from .failure_runs import UNKNOWN, FailureRuns, Faults, Mark
 from .offset_runs import OffsetRuns
-from .parked_key import ParkedKey, Place, cut, decode_image, encode_image, mark_of, message_count
+from .parked_key import (
+    ParkedKey,
+    Place,
+    cut,
+    decode_image,
+    encode_image,
+    left_by,
+    mark_of,
+    message_count,
+    place_of,
+)
 
 Undo = Callable[[], None]
 NextTry = tuple[int, int, int, int]
@@ -61,7 +70,9 @@ class Parked:
         "frozen",
         "messages",
         "own",
+        "passed",
         "sources",
+        "taking",
         "version",
     )
 
@@ -75,13 +86,17 @@ class Parked:
         """Parents whose parked messages are here, all of them."""
         self.adopted_under: dict[int, int] = {}
         """Parent → token of the owner that adopted it, where it is known.  A later owner of the parent may have parked anew."""
+        self.passed: dict[int, int] = {}
+        """Logical partition, or LOOSE_PLACE → own offset: children need messages from there on, though it was reset."""
         self.sources: set[int] = set()
         """Ancestors that keep messages for the group because of what was adopted."""
+        self.taking: set[int] = set()
+        """Parents of which a part is here: an owner is taking them over, or has ended before it had.  In memory only."""
         self.version = 1
         """Rises with each change that the owner has not asked for.  In memory only."""
 
     def __bool__(self) -> bool:
-        return bool(self._keys or self.frozen or self.adopted or self.sources)
+        return bool(self._keys or self.frozen or self.adopted or self.sources or self.passed)
 
     def __len__(self) -> int:
         """The number of keys."""
@@ -116,14 +131,9 @@ class Parked:
         return self.version if self._keys or self.sources or self.version > 1 else 0
 
     @property
-    def dead(self) -> tuple[int, int]:
-        """The number of dead keys, and of all dead letters."""
-        counts = [
-            (int(isinstance(key, bytes)), parked.messages)
-            for key, parked in self._keys.items()
-            if key in {None, RETRIED} or parked.state is ParkState.DEAD
-        ]
-        return sum(keys for keys, _ in counts), sum(messages for _, messages in counts)
+    def keeps_for_children(self) -> bool:
+        """True if a child may say that it needs something no more."""
+        return bool(self.passed) or (self.frozen and bool(self._keys))
 
     def note_next_tries(self, tries: Iterable[NextTry]) -> None:
         """Note when messages that wait for retry are tried: number of tries, source, offset, milliseconds since 1970."""
@@ -144,11 +154,9 @@ class Parked:
             parked.token = 0
 
     def first_own(self) -> int | None:
-        """The lowest parked offset of the partition itself, or None."""
-        return min(
-            (runs.first for parked in self._keys.values() if (runs := parked.pieces.get(self.own))),
-            default=None,
-        )
+        """The lowest offset of the partition itself that is parked, here or at children, or None."""
+        runs = (parked.pieces.get(self.own) for parked in self._keys.values())
+        return min((*(each.first for each in runs if each), *self.passed.values()), default=None)
 
     def unneeded(self) -> tuple[int, ...]:
         """Ancestors that keep messages though none of them is parked here any more."""
@@ -412,25 +420,32 @@ class Parked:
                 for edited in key.edits
                 if (edited.source, edited.offset) not in parked.edits
             ]
-        if change.last and change.parent:
-            undos.append(self._note_adopted(change.parent, token))
-
+        if change.parent:
+            undos.append(self._note_adopted(change, token))
         sources = {change.parent, *change.sources} - {0, self.own} - self.sources
         self.sources |= sources
+        before, self.passed = self.passed, self.passed | dict(change.passed)
 
         def take_back() -> None:
+            self.passed = before
             self.sources -= sources
             for undo in reversed(undos):
                 undo()
 
         return take_back
 
-    def _note_adopted(self, parent: int, token: int) -> Undo:
+    def _note_adopted(self, change: Adopt, token: int) -> Undo:
+        parent, taking = change.parent, self.taking
+        if not change.last:
+            self.taking = taking | {parent}
+            return lambda: setattr(self, "taking", taking)
         before = self.adopted, self.adopted_under
+        self.taking = taking - {parent}
         self.adopted = self.adopted | {parent}
         self.adopted_under = {**self.adopted_under, parent: token} if token else self.adopted_under
 
         def take_back() -> None:
+            self.taking = taking
             self.adopted, self.adopted_under = before
 
         return take_back
@@ -464,19 +479,15 @@ class Parked:
         return take_back
 
     def _leave(self, change: Unneeded) -> Undo:
-        left = {
-            key: self._keys.pop(key)
-            for key in list(self._keys)
-            if (
-                change.start <= logical_partition(key) < change.end
-                if isinstance(key, bytes) and key
-                else change.loose
-            )
-        }
+        keys = [key for key in self._keys if self.frozen and left_by(change, place_of(key))]
+        left = {key: self._keys.pop(key) for key in keys}
         count = sum(parked.messages for parked in left.values())
         self.messages -= count
+        before = self.passed
+        self.passed = {place: low for place, low in before.items() if not left_by(change, place)}
 
         def take_back() -> None:
+            self.passed = before
             self._keys.update(left)
             self.messages += count
 
@@ -498,13 +509,15 @@ class Parked:
 
     def _clear(self) -> Undo:
         before = self._keys, self.messages, self.frozen
-        ancestors = self.adopted, self.adopted_under, self.sources
+        ancestors = self.adopted, self.adopted_under, self.sources, self.taking
+        passed, self.passed = self.passed, {}
         self._keys, self.messages, self.frozen = {}, 0, False
-        self.adopted, self.adopted_under, self.sources = set(), {}, set()
+        self.adopted, self.adopted_under, self.sources, self.taking = set(), {}, set(), set()
 
         def take_back() -> None:
             self._keys, self.messages, self.frozen = before
-            self.adopted, self.adopted_under, self.sources = ancestors
+            self.passed = passed
+            self.adopted, self.adopted_under, self.sources, self.taking = ancestors
 
         return take_back
 
@@ -548,9 +561,8 @@ class Parked:
         if not self:
             return b""
         known = self.frozen, sorted(self.adopted), sorted(self.sources)
-        return encode_image(
-            self._keys, known, list(self.edits()), self._faults.all(), self.adopted_under
-        )
+        ancestors = self.adopted_under, self.passed
+        return encode_image(self._keys, known, list(self.edits()), self._faults.all(), ancestors)
 
     @classmethod
     def of_image(cls, own: int, image: bytes) -> Parked:
@@ -568,7 +580,7 @@ class Parked:
             parked.messages += known.messages
         parked.frozen, parked.adopted = decoded.frozen, set(decoded.adopted)
         parked.adopted_under = dict(decoded.adopted_under)
-        parked.sources = set(decoded.sources)
+        parked.sources, parked.passed = set(decoded.sources), dict(decoded.passed)
         for key, edited in decoded.edits:
             parked._edit(key, edited)
         parked._faults = Faults.of(decoded.faults)

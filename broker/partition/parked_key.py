@@ -7,7 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from ...protocol.offsets import IntervalSet, Range
-from ...protocol.parked import EditedMessage, Failure, FailureMark, Fault, ParkKey, ParkState
+from ...protocol.parked import (
+    EditedMessage,
+    Failure,
+    FailureMark,
+    Fault,
+    ParkKey,
+    ParkState,
+    Unneeded,
+    is_loose,
+)
+from ...protocol.routing import logical_partition
 from .failure_runs import UNKNOWN, UNKNOWN_FAULT, FailureRuns, Mark, too_many_runs
 from .offset_runs import OffsetRuns
 
@@ -16,6 +26,18 @@ Place = tuple[int, int]
 """The source and the offset of a message."""
 Marks = tuple[int, int, int, Mark]
 """Source, start and end of messages, and how they failed."""
+LOOSE_PLACE = -1
+"""In place of the logical partition, of messages without an order."""
+
+
+def place_of(key: ParkKey) -> int:
+    """The logical partition of a key, or LOOSE_PLACE."""
+    return LOOSE_PLACE if is_loose(key) or not isinstance(key, bytes) else logical_partition(key)
+
+
+def left_by(change: Unneeded, place: int) -> bool:
+    """True if a child needs nothing any more of what is at a place, as of `place_of`."""
+    return change.loose if place == LOOSE_PLACE else change.start <= place < change.end
 
 
 def message_count(ranges: Iterable[Range]) -> int:
@@ -216,6 +238,7 @@ class ParkedImage(msgspec.Struct, frozen=True, array_like=True):
     failures: list[tuple[ParkKey, int, int, tuple[bytes, bytes, bytes, bytes, bytes]]] = []
     tokens: list[tuple[ParkKey, int]] = []
     adopted_under: list[tuple[int, int]] = []
+    passed: list[tuple[int, int]] = []
 
 
 def encode_image(
@@ -223,14 +246,14 @@ def encode_image(
     ancestors: tuple[bool, list[int], list[int]],
     edits: Sequence[tuple[ParkKey, EditedMessage]],
     faults: Sequence[tuple[int, Fault]],
-    adopted_under: Mapping[int, int],
+    more: tuple[Mapping[int, int], Mapping[int, int]],
 ) -> bytes:
     """
     An image.
 
     Args:
         ancestors: whether the children have it, the adopted parents, and the ancestors that keep messages.
-        adopted_under: parent → the token of the owner that adopted it.
+        more: parent → the token of the owner that adopted it; and `passed`: logical partition, or LOOSE_PLACE → own offset.
     """
     keys = [
         (
@@ -248,7 +271,9 @@ def encode_image(
         for source, runs in each.failures.items()
     ]
     tokens = [(key, each.token) for key, each in parked.items() if each.token]
-    known, under = (keys, *ancestors), sorted(adopted_under.items())
+    known, under, passed = (keys, *ancestors), *(sorted(each.items()) for each in more)
+    if passed:
+        return _encode((*known, edits, faults, failures, tokens, under, passed))
     if under:
         return _encode((*known, edits, faults, failures, tokens, under))
     if tokens:

@@ -45,10 +45,10 @@ class Suspects:
         """Offset → crashes, of messages that are begun and have not ended."""
         self.upto = 0
         """What is not acked below this may have been with handlers of two owners that ended without a release."""
-        self._once = 0
-        """The same of one owner."""
-        self._pulled_to = 0
-        """One past the highest offset that was pulled under the present token."""
+        self._once = -1
+        """The same of one owner; -1: none ended so."""
+        self._pulled_to = -1
+        """One past the highest offset that was pulled under the present token; -1: nothing is known of its owner."""
 
     def pulled(self, upto: int) -> None:
         """Note that the owner may have all messages below `upto`."""
@@ -61,18 +61,23 @@ class Suspects:
         Args:
             released: the owner before has given the partition back, or is the session that acquires it again.
         """
-        if released:
-            return self.released()
+        changed = self.released() if released else False
         self.upto = max(self.upto, min(self._once, self._pulled_to))
         self._once = max(self._once, self._pulled_to)
         self._pulled_to = 0
-        return False
+        return changed
+
+    @property
+    def unreleased(self) -> bool:
+        """True if an owner has ended without a release, also one that had nothing to pull, and the next one has not released."""
+        return self._once >= 0
 
     def told(self, cursor: int) -> int:
         """
         What the next owner is told as `upto`, where everything below `cursor` is acked.
 
-        Behind a first end it is above 0, and no message is a suspect: what is redriven is handled one key at a time from then on.
+        Behind a first end it is mostly above 0, and no message is a suspect.  Consumers that know nothing of `unreleased` handle
+        what is redriven one key at a time then.
         """
         return max(self.upto, min(self._once, cursor))
 
@@ -105,7 +110,7 @@ class Suspects:
 
     def released(self) -> bool:
         """Note that the owner has given the partition back; True if that changes what is begun."""
-        self.upto = self._once = self._pulled_to = 0
+        self.upto, self._once, self._pulled_to = 0, -1, -1
         changed = bool(self.begun)
         self.begun = {}
         return changed

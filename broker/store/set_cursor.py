@@ -1,13 +1,15 @@
 """Sets a group's progress for an operator: the fence rises to a new token, then the cursor is set.
 
-    POST /v1/partitions/{id}/cursor ─▶ FENCE [group, token, session] ─▶ CURSOR [group, token, cursor, []] ─▶ PARKED [Clear]   one commit
+    POST /v1/partitions/{id}/cursor ─▶ FENCE [group, token, session] ─▶ CURSOR [group, token, cursor, []] ─▶ PARKED [Clear, Adopt, …]   one commit
 
 Invariants
     The earlier owner is refused from the decision on, so none of its acks changes the new cursor.
     A repeat with the same token sets the same cursor, because no other call has that token.
     What is parked is forgotten behind the new cursor: a log that ends between them has lost no message, and a repeat
     clears what it still has.
-    What was taken over of a parent that is not set with it is not taken over again: it was cleared here.
+    Messages of its own that children keep parked though it is set without them are kept for them (`passed`).
+    What was taken over of a parent that is not set with it is not taken over again: it was cleared here.  That is one
+    record, so a repeat never finds the one without the other.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import asyncio
 
 from ...protocol.errors import OffsetOutOfRangeError
 from ...protocol.offsets import AckedOffsets
-from ...protocol.parked import Adopt, Clear
+from ...protocol.parked import Adopt, AncestorTold, AskedChange, Clear
 from ...protocol.progress import SetCursor
+from ..partition.park_views import passed_on
 from ..partition.partition import Group, HostedPartition
 from ..partition.pull_lock import decide_acquire, operator_session
 from ..partition.suspects import Suspects
@@ -53,21 +56,24 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
     if not rises and group.acked.cursor == cursor and not (group.acked.ranges or group.parked):
         return store.commit.flushed()
     # Check room for all records before the first is decided.
-    store.commit.check_room((4 + len(ask.kept_parents)) * OWN_RECORD_BYTES, own=True)
+    store.commit.check_room(4 * OWN_RECORD_BYTES, own=True)
     if rises:
         store.raise_fence(partition, group, token=ask.token, session=session)
     durable = _submit(store, partition, group, cursor)
     if not group.parked:
         return durable
     parked = group.parked
-    kept = {parent: parked.adopted_under.get(parent, 0) for parent in ask.kept_parents}
-    kept = {parent: token for parent, token in kept.items() if parent in parked.adopted}
-    sources = tuple(sorted(parked.sources))
-    durable = change_parked(store, partition, group, [Clear()], at_ms=0)
-    for parent, token in kept.items():
-        again = Adopt(parent, (), last=True, sources=sources)
-        durable = change_parked(store, partition, group, [again], at_ms=0, token=token)
-    return durable
+    kept = sorted(parked.adopted.intersection(ask.kept_parents))
+    # Children that have taken all of it over need the ancestors, and tell them: they would forget what this one says.
+    sources = () if parked.frozen else tuple(sorted(parked.sources))
+    changes: list[AskedChange] = [Clear()]
+    if passed := passed_on(parked, ask.kept_children, partition.facts.partition.range_start):
+        changes.append(Adopt(0, (), last=False, passed=passed))
+    changes += [Adopt(parent, (), last=True, sources=sources) for parent in kept]
+    changes += [AncestorTold(parent) for parent in kept if parent not in sources]
+    # At the newest of these, all that the kept parents had parked was taken over.
+    under = max((parked.adopted_under.get(parent, 0) for parent in kept), default=None)
+    return change_parked(store, partition, group, changes, at_ms=0, token=under)
 
 
 def _submit(

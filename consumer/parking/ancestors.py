@@ -127,10 +127,15 @@ class Ancestors:
             for source in self.unneeded:
                 address = await self._address_of(source)
                 if address is not None:
+                    _, group, _, token = context.who
                     ask = LeaveParked(
-                        source, context.who[1], partition.range_start, partition.range_end
+                        source, group, partition.range_start, partition.range_end, token
                     )
-                    await context.broker_at(address).call(ask)
+                    try:
+                        await context.broker_at(address).call(ask)
+                    except FencedError as error:  # this partition is not concerned
+                        log.info("%s: ancestor %d: %s", context.log_name, source, error.message)
+                        continue
                 await self._sender.send_now([AncestorTold(source)])
         except FencedError:
             raise

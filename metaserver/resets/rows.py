@@ -62,6 +62,13 @@ class ResetScope:
     partitions: tuple[Partition, ...]
     left_out: tuple[Partition, ...] = ()
     """Abandoned partitions on silent brokers."""
+    others: tuple[Partition, ...] = ()
+    """Those of the subject that a reset of a part of it leaves alone."""
+
+    def kept_children(self, partition: Partition) -> tuple[tuple[int, int], ...]:
+        """The ranges of logical partitions of its children that the reset leaves alone."""
+        children = (each for each in self.others if partition.partition_id in each.parents)
+        return tuple((child.range_start, child.range_end) for child in children)
 
     def kept_parents(self, partition: Partition) -> tuple[int, ...]:
         """The parents of one of its partitions that a reset of a part of the subject leaves alone."""
@@ -109,6 +116,11 @@ def reset_scope(
             f"partition {ask.partition_id} is no partition of {subject!r} with data",
             partition_id=ask.partition_id,
         )
+    others: tuple[Partition, ...] = ()
+    if ask.queue is not None or ask.partition_id is not None:
+        ids = {each.partition_id for each in selected}
+        served = subject_partitions(connection, row.subject_id, SERVED)
+        others = tuple(each for each in served if each.partition_id not in ids)
     return ResetScope(
         group_id=known.group_id,
         strategy=ConsumeStrategy(known.strategy),
@@ -117,6 +129,7 @@ def reset_scope(
         ask=ask,
         partitions=selected,
         left_out=left_out,
+        others=others,
     )
 
 

@@ -192,6 +192,7 @@ class ResetService:
                 cursor=cursors[partition_id],
                 strategy=scope.strategy,
                 kept_parents=scope.kept_parents(partition),
+                kept_children=scope.kept_children(partition),
             )
             async with self._slots:
                 try:

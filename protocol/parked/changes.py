@@ -225,6 +225,11 @@ class Adopt(Struct, frozen=True, array_like=True, tag=5):
     last: bool
     sources: tuple[int, ...] = ()
     """Ancestors that keep messages for what is parked: they are told when nothing of it needs them any more."""
+    passed: tuple[tuple[int, int], ...] = ()
+    """
+    Of parent 0, (logical partition, offset): children need messages of the partition itself from there on, though it was reset.
+    The logical partition is -1 for those without an order.
+    """
 
 
 class Freeze(Struct, frozen=True, array_like=True, tag=6):

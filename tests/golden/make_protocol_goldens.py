@@ -74,11 +74,16 @@ FRAMES: list[tuple[int, frames.Request | frames.Answer]] = [
     (12, frames.ListParked(7, "audit", "0123456789abcdef", 5, 5_000)),
     (13, frames.ReadParked(7, "audit", "0123456789abcdef", 5, b"N14228", 256)),
     (14, frames.TakeParked(7, "audit", 0, 512, 5_000)),
-    (15, frames.LeaveParked(7, "audit", 0, 512)),
+    (15, frames.LeaveParked(7, "audit", 0, 512, 5)),
     (20, frames.EditParked(7, "audit", b"N14228", 3, 2**40, b"\x81\xa1a\xa1b")),
     (21, frames.ReadEdited(7, "audit", None, 3, 2**40)),
     (1, frames.Appended(-1, "fsync", True)),
-    (2, frames.Acquired(3, ((5, 9),), 12, False, ((4, 7),), 2, (3, 4), 12, ((3, 2),), ((3, 5),))),
+    (
+        2,
+        frames.Acquired(
+            3, ((5, 9),), 12, False, ((4, 7),), 2, (3, 4), 12, ((3, 2),), ((3, 5),), True
+        ),
+    ),
     (3, frames.Batches(0, 12, 9, True, 2, ((5, 7),))),
     (4, frames.Acked(2**40, 2)),
     (5, frames.Released()),

@@ -20,6 +20,7 @@ from integration.parking.test_parked_keys import (
 )
 from keylane import Admin, Producer
 from keylane.admin import FailingMessage
+from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.text import key_digest
 from support.cluster import Cluster, eventually
 from support.server_process import run_keylane
@@ -172,6 +173,40 @@ async def test_redriven_message_that_ends_its_process_is_parked_again(
             while await failures_of(brokers) != {b"bad".hex(): "crashed"}:
                 await asyncio.sleep(0.02)
             assert await brokers.count() == 2
+    assert handed(path, "bad") == [(0, 1), (0, 1)]
+
+
+async def test_redriven_message_that_ends_its_process_is_parked_again_where_nothing_else_was_sent(
+    shared_cluster: Cluster, tmp_path: Path
+):
+    """The partition has taken it over and is empty, so nothing was ever pulled from it."""
+    subject, path, handler = "crash-redriven-empty", tmp_path / "handed", Handler()
+    await shared_cluster.create(subject, partitions=1)
+    handler.poison = {b"bad"}
+    async with (
+        asyncio.timeout(60),
+        Producer(shared_cluster.meta) as producer,
+        brokers_of(shared_cluster, subject) as brokers,
+    ):
+        await send(producer, subject, b"bad", 0)
+        async with consumer_of(shared_cluster, subject, handler):
+            while await brokers.count() < 1:
+                await asyncio.sleep(0.02)
+            (parent,) = await brokers.partitions()
+            resize = Reshape(kind=OperationKind.RESIZE, subject=subject, partitions=2)
+            await shared_cluster.reshape(resize)
+            while await brokers.count() < 1 or parent in await brokers.parked():
+                await asyncio.sleep(0.02)
+        await brokers.redrive(b"bad")
+        for _ in range(2):
+            with crasher(shared_cluster, subject, path, "one") as process:
+                await eventually(lambda process=process: process.poll() is not None)
+        with crasher(shared_cluster, subject, path, "one") as process:
+            await send(producer, subject, b"a", 0)
+            await eventually(lambda: handed(path, "a"))
+            while await failures_of(brokers) != {b"bad".hex(): "crashed"}:
+                await asyncio.sleep(0.02)
+            assert process.poll() is None
     assert handed(path, "bad") == [(0, 1), (0, 1)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keylane.broker.partition import park_checks
-from keylane.broker.partition.park_checks import park_changes
+from keylane.broker.partition.park_checks import dead_of, park_changes
 from keylane.broker.partition.parked import Parked
 from keylane.protocol.errors import (
     InvalidRequestError,
@@ -242,7 +242,7 @@ def test_parked_key_is_buried_whole_when_its_tail_finds_no_room(monkeypatch: pyt
     desk = CheckedDesk()
     desk.ask(ParkOrBury(b"a", ((0, 2),), FAILURE), ParkOrBury(b"b", ((2, 4),), FAILURE))
     assert desk.ask(ParkOrBury(b"a", ((4, 5),))) == [Bury(b"a", ((4, 5),))]
-    assert desk.parked.dead == (1, 3)
+    assert dead_of(desk.parked) == (1, 3)
     assert desk.ask(ParkOrBury(b"b", ((5, 7),))) == [Park(b"b", ((5, 7),))]
     full(desk, ParkFullError, ParkOrBury(b"a", ((7, 9),)))
     full(desk, ParkFullError, ParkOrBury(b"b", ((7, 9),)))
@@ -309,3 +309,41 @@ def test_parent_is_adopted_again_by_a_later_owner_alone():
     unknown = Parked(7)
     unknown.apply(again, at_ms=1)
     assert park_changes(unknown, [again], acked, next_offset=9, token=6) == []
+
+
+OLD = Failure("ValueError", "no", "c", 5, 3)
+NEW = Failure("TypeError", "none", "d", 9, 1)
+
+
+@pytest.mark.parametrize("key", [None, b"", b"k"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_redrive_is_kept_when_a_second_parent_has_messages_of_the_same_key(key, first):
+    """Two parents of a merge: dead letters, messages without a key, or a key whose order is broken already."""
+    redriven = AdoptedKey(key, ParkState.REDRIVING, 3, OLD, ((3, 0, 2),))
+    parked = AdoptedKey(key, ParkState.PARKED, 1, NEW, ((4, 5, 6),))
+    desk = CheckedDesk()
+    changes = [Adopt(3, (redriven,), last=True), Adopt(4, (parked,), last=True)]
+    for change in changes[first:] + changes[:first]:
+        desk.ask(change)
+    known = desk.parked.get(key)
+    assert known is not None
+    assert (known.state, known.failure, known.since_ms) == (ParkState.REDRIVING, NEW, 1)
+    assert list(known.rows()) == [(3, 0, 2), (4, 5, 6)]
+
+
+def test_dead_key_stays_dead_when_a_second_parent_has_parked_it():
+    desk = CheckedDesk()
+    for parent, state in ((3, ParkState.DEAD), (4, ParkState.PARKED)):
+        key = AdoptedKey(b"k", state, 1, OLD, ((parent, 0, 2),))
+        desk.ask(Adopt(parent, (key,), last=True))
+    assert desk.parked.get(b"k").state is ParkState.DEAD
+
+
+def test_key_without_messages_takes_the_state_of_what_is_adopted():
+    """The redrive of before is over: nothing says that what comes now is handled."""
+    desk = CheckedDesk()
+    desk.ask(Park(b"k", ((2, 3),), FAILURE))
+    desk.ask(Unpark(b"k", 7, ((2, 3),)))
+    assert desk.parked.get(b"k").state is ParkState.REDRIVING
+    desk.ask(Adopt(3, (AdoptedKey(b"k", ParkState.PARKED, 1, OLD, ((3, 0, 2),)),), last=True))
+    assert desk.parked.get(b"k").state is ParkState.PARKED

@@ -8,6 +8,7 @@ import sys
 import msgspec
 import pytest
 
+from keylane.broker.partition.park_checks import dead_of
 from keylane.broker.partition.park_views import (
     adopted_page,
     changes_of,
@@ -180,10 +181,10 @@ def test_buried_key_is_dead_with_all_its_messages():
     key = before.get(b"k")
     assert (key.state, key.failure, key.since_ms) == (ParkState.DEAD, FAILURE, 1)
     assert list(key.rows()) == [(7, 0, 2), (7, 3, 4)]
-    assert before.dead == (1, 4)
+    assert dead_of(before) == (1, 4)
     assert Parked.of_image(7, before.image()).get(b"k").state is ParkState.DEAD
     undo()
-    assert (before.image(), before.dead) == (image, (0, 1))
+    assert (before.image(), dead_of(before)) == (image, (0, 1))
 
 
 def test_next_tries_are_known_until_the_message_leaves():
@@ -228,6 +229,7 @@ import resource
 from array import array
 import msgspec
 from keylane.broker.partition.park_views import changes_of
+from keylane.broker.partition.park_checks import dead_of
 from keylane.broker.partition.parked import Parked
 from keylane.protocol.parked import Failure, Park
 

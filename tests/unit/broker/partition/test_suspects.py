@@ -41,6 +41,19 @@ def test_suspects_stay_when_the_next_owner_ends_before_it_has_pulled_them_all():
     assert ended(20, 20, 5, 0).upto == 20
 
 
+def test_end_without_a_release_is_known_where_nothing_was_pulled():
+    """What is redriven there may have ended the process; a broker that started since knows nothing of it."""
+    suspects = Suspects()
+    assert not suspects.next_owner(released=False)
+    assert not suspects.unreleased, "of its first owner in this broker's life nothing is known"
+    suspects.next_owner(released=False)
+    assert (suspects.unreleased, suspects.upto, suspects.told(0)) == (True, 0, 0)
+    suspects.next_owner(released=True)
+    assert not suspects.unreleased
+    suspects.next_owner(released=False)
+    assert suspects.unreleased
+
+
 @pytest.mark.parametrize("begun", [[], [(3, 1)]])
 def test_release_ends_every_suspicion(begun: list[tuple[int, int]]):
     """Also that of the owners before."""

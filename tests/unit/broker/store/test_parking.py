@@ -8,6 +8,8 @@ import pytest
 
 from keylane.broker.partition.park_views import changes_of
 from keylane.broker.partition.records import CursorBody, FenceBody, ParkedBody, encode_body
+from keylane.broker.storage.log.commit_log import segment_path
+from keylane.broker.storage.log.headers import segment_headers
 from keylane.broker.store.carry_over import STATE_BYTES_MAX
 from keylane.broker.store.parking import change_parked
 from keylane.broker.store.set_cursor import set_cursor
@@ -31,7 +33,7 @@ from keylane.protocol.parked import (
 )
 from keylane.protocol.progress import SetCursor
 from keylane.protocol.record import Kind, encode_record
-from keylane.testing.machines.disk import SimDisk
+from keylane.testing.machines.disk import SimDisk, disk_of
 from sim.machines.store import SESSION, batch
 from support.parked.desk import FAILURE, ParkedDesk
 from unit.broker.store.test_replay import ReplayTeller, traced
@@ -235,6 +237,45 @@ async def test_reset_of_a_child_alone_keeps_which_parents_it_has_adopted():
     await desk.store.commit.close()
     again = desk.again(snapshot=False).parked
     assert (again.adopted, again.adopted_under, again.unneeded()) == ({3}, {3: 1}, (2, 3, 4))
+
+
+async def test_reset_of_a_partition_alone_leaves_its_ancestors_to_its_children():
+    """They have taken over what it had adopted, so an ancestor that it told would forget what they still need."""
+    desk = await ParkedDesk(SimDisk()).fill()
+    key = AdoptedKey(b"k", ParkState.PARKED, 1, FAILURE, ((3, 0, 2),))
+    await desk.make(Adopt(3, (key,), last=True, sources=(2,)), Freeze())
+    ask = SetCursor(group="audit", token=2, cursor=0, kept_parents=(3,))
+    for _ in range(2):
+        await set_cursor(desk.store, desk.store.state.partition(1), ask)
+        assert (desk.parked.adopted, desk.parked.unneeded()) == ({3}, ())
+    await desk.store.commit.close()
+    again = desk.again(snapshot=False).parked
+    assert (again.adopted, again.unneeded()) == ({3}, ())
+
+
+async def test_reset_of_a_child_alone_that_ends_anywhere_keeps_its_parents_adopted_after_a_repeat():
+    """The log is cut behind each of its records: the metaserver asks again, and no parent is taken over a second time."""
+    disk = SimDisk()
+    desk = await ParkedDesk(disk).fill()
+    await desk.make(Adopt(3, (), last=True), Adopt(4, (), last=True), Freeze())
+    before = desk.store.log.end
+    ask = SetCursor(group="audit", token=2, cursor=40, kept_parents=(3, 4))
+    await set_cursor(desk.store, desk.store.state.partition(1), ask)
+    await desk.store.commit.close()
+    headers = list(segment_headers(disk, 0))
+    ends = [
+        header.position + header.length
+        for header in headers
+        if header.position + header.length >= before
+    ]
+    assert len(ends) > 3
+    for position in ends:
+        log = disk.pread(segment_path(0), 0, position)
+        cut = ParkedDesk(disk_of({segment_path(0): log}))
+        await set_cursor(cut.store, cut.store.state.partition(1), ask)
+        known = cut.parked
+        assert (known.adopted, len(known), cut.group.acked.cursor) == ({3, 4}, 0, 40)
+        await cut.store.commit.close()
 
 
 async def test_reset_that_fails_takes_the_clear_back():

@@ -245,3 +245,16 @@ def test_empty_partition_behind_a_loss_waits_for_its_grandparents(
     tokens = rows.begin("two")
     rows.end(tokens, {1: cursor, 2: 0, 4: 0}, "two")
     assert rows.drained() == through
+
+
+def test_reset_of_a_partition_alone_names_the_children_that_keep_what_they_took_over(
+    rows: ResetRows,
+):
+    """Of a reset of the whole subject there are none: its children forget it too."""
+    rows.say(sa.insert(partition_parents).values(partition_id=2, parent_id=1))
+    (parent,) = rows.scope(partition_id=1).partitions
+    (child,) = rows.scope(partition_id=2).partitions
+    kept = ((child.range_start, child.range_end),)
+    assert rows.scope(partition_id=1).kept_children(parent) == kept
+    assert rows.scope(partition_id=2).kept_children(child) == ()
+    assert rows.scope().kept_children(parent) == ()
