@@ -11,7 +11,7 @@ import pytest
 
 import keylane.arrow
 from keylane import Admin, Consumer, Message, Producer
-from keylane.protocol.errors import PublishBehindError, PublishTargetError
+from keylane.protocol.errors import JobFailedError, PublishBehindError, PublishTargetError
 from keylane.protocol.ids import Subject
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.spark.options import parse_options
@@ -212,6 +212,32 @@ async def test_cut_over_is_refused_when_the_job_ended_before_the_latest_message(
             await admin.publish_subject("short.new", "short")
     values = [message.value for message in await handled(file_cluster, "all", 40, "short")]
     assert sorted(map(int, values)) == list(range(40))
+
+
+async def test_cut_over_is_refused_when_the_hidden_subject_lacks_the_rows_of_the_job(
+    file_cluster: Cluster, tmp_path
+):
+    """It was deleted, and made anew under its name by a job that has not written yet; the messages stay."""
+    subject, hidden = "lacking", "lacking.new"
+    await file_cluster.create(subject, partitions=2)
+    await send(file_cluster, range(30), subject)
+    folder = str(tmp_path / "f")
+    await asyncio.to_thread(backfill, file_cluster, folder, hidden, same, subject)
+    async with Admin(file_cluster.meta) as admin:
+        await admin.delete_subject(hidden)
+
+    def dies(_rows: pa.Table) -> pa.Table:
+        raise RuntimeError("the test kills it")
+
+    with pytest.raises(JobFailedError, match="the test kills it"):
+        await asyncio.to_thread(
+            backfill, file_cluster, str(tmp_path / "other"), hidden, dies, subject
+        )
+    refused = await publish(file_cluster, hidden, folder, subject)
+    assert refused.returncode == 1
+    assert "has other rows than the job" in refused.stderr
+    values = await asyncio.to_thread(rows_of, file_cluster, subject)
+    assert sorted(map(int, values)) == list(range(30))
 
 
 def rows_of(cluster: Cluster, subject: str) -> list[bytes]:
