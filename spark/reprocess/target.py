@@ -82,6 +82,7 @@ class JobTarget:
         return HiddenRows(
             options=replace(self.options, order="none"),
             subject=_output(manifest).hidden,
+            subject_id=_output(manifest).subject_id,
             mark=manifest.mark,
             sent_at_ns=manifest.planned_at_ms * 1_000_000,
         )

@@ -45,7 +45,7 @@ from ...protocol.record import FLAG_NUMBERED
 from ...protocol.routing import Partition, Route
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.network import Channel, Network
-from .job import producer_id
+from .job import check_same, producer_id
 from .rows import BatchCutter, Body, RowColumns, Span
 from .shares import RangeShare, oldest_shares
 
@@ -65,6 +65,7 @@ class TaskSender:
         identity: what the task is known by, the same for each attempt: job or query and batch, then the task's number.
         sent_at_ns: the time of rows that have none.
         timeout_ms: how long one batch waits for its broker.
+        subject_id: the subject's id: another one of its name gets no row.  0: the one of this name.
     """
 
     def __init__(
@@ -79,8 +80,10 @@ class TaskSender:
         timeout_ms: int,
         clock: Clock,
         rng: random.Random,
+        subject_id: int = 0,
     ) -> None:
         self.network, self.meta, self.subject = network, meta, subject
+        self.subject_id = subject_id
         self.identity, self.task = tuple(identity), task
         self.sent_at_ns, self.timeout_ms = sent_at_ns, timeout_ms
         self.clock, self.rng = clock, rng
@@ -99,8 +102,10 @@ class TaskSender:
         return route
 
     async def _ask(self) -> Route:
-        self._route = await self.meta.route(self.subject)
-        return self._route
+        route = await self.meta.route(self.subject)
+        check_same(route, self.subject_id)
+        self._route, self.subject_id = route, route.subject_id
+        return route
 
     async def trying(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Await `ask()` until it is answered; errors that do not pass are raised, and the last one after `timeout_ms`."""

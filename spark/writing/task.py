@@ -28,6 +28,7 @@ async def write_task(
     sent_at_ns: int,
     clock: Clock,
     rng: random.Random,
+    subject_id: int = 0,
 ) -> TaskReport:
     """
     Write the rows of a task to a subject, and wait until they are stored.
@@ -35,10 +36,12 @@ async def write_task(
     Args:
         identity: the same for each attempt of the task, and of no other task.
         sent_at_ns: the time of rows that have none.
+        subject_id: the subject's id; 0: of the one that has the name when the task begins.
 
     Raises:
         RowsInvalidError, RowOrderError: the rows cannot be written.
         RowsDifferError: an earlier attempt had other rows.
+        SubjectDeletedError: another subject has the name.
         KeylaneError: a broker or the metaserver refuses, or does not answer in time.
     """
     sender = TaskSender(
@@ -51,6 +54,7 @@ async def write_task(
         timeout_ms=options.timeout_ms,
         clock=clock,
         rng=rng,
+        subject_id=subject_id,
     )
     guard: OrderGuard | None = None
     try:
