@@ -39,10 +39,8 @@ async def write_task(
         subject_id: the subject's id; 0: of the one that has the name when the task begins.
 
     Raises:
-        RowsInvalidError, RowOrderError: the rows cannot be written.
-        RowsDifferError: an earlier attempt had other rows.
-        SubjectDeletedError: another subject has the name.
-        KeylaneError: a broker or the metaserver refuses, or does not answer in time.
+        RowsInvalidError, RowOrderError, RowsDifferError: the rows cannot be written, or an earlier attempt had others.
+        KeylaneError: a broker or the metaserver refuses, or does not answer in time; another subject has the name.
     """
     sender = TaskSender(
         network,
@@ -61,9 +59,8 @@ async def write_task(
         reader: RowReader | None = None
         while (batch := await asyncio.to_thread(next, batches, None)) is not None:
             if reader is None:
-                route = await sender.open()
+                limit = (await sender.open()).message_bytes_max
                 salt = "\0".join(map(str, identity)).encode()
-                limit = route.message_bytes_max
                 reader = RowReader(salt=salt, message_bytes_max=limit, task=task)
                 columns = guarded_columns(batch.schema.names, options.order)
                 guard = None if columns is None else OrderGuard(columns, task=task)
