@@ -19,6 +19,8 @@ from keylane.spark.reprocess import run as runs
 from keylane.spark.reprocess.folder import OutputFolder
 from keylane.spark.reprocess.job import Job
 from keylane.spark.reprocess.target import JobTarget
+from keylane.spark.schema import spark_schema
+from keylane.spark.source import KeylaneSource
 from keylane.spark.writing.job import WriteOptions
 from support.cluster import Cluster, eventually
 from support.server_process import run_keylane
@@ -238,6 +240,38 @@ async def test_cut_over_is_refused_when_the_hidden_subject_lacks_the_rows_of_the
     assert "has other rows than the job" in refused.stderr
     values = await asyncio.to_thread(rows_of, file_cluster, subject)
     assert sorted(map(int, values)) == list(range(30))
+
+
+async def test_stream_passes_over_the_rows_of_messages_that_it_had(file_cluster: Cluster, tmp_path):
+    """Nothing lies behind the rows yet; one that was in the middle of a partition ends with the loss."""
+    subject, folder = "streamed", str(tmp_path / "f")
+    await file_cluster.create(subject, partitions=1)
+    await send(file_cluster, range(30), subject)
+
+    def tasks(start: dict | None, **options: str) -> tuple[dict, int]:
+        source = KeylaneSource({"meta": file_cluster.meta, "subject": subject, **options})
+        reader = source.streamReader(spark_schema())
+        try:
+            begin = reader.initialOffset() if start is None else start
+            end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+            planned = reader.partitions(begin, end)
+        finally:
+            reader.stop()
+        return end, sum(each.end - each.start for task in planned for each in task.ranges)
+
+    whole, count = await asyncio.to_thread(tasks, None)
+    part, some = await asyncio.to_thread(tasks, None, maxRowsPerTrigger="10")
+    assert (count, some) == (30, 10)
+    await asyncio.to_thread(backfill, file_cluster, folder, "streamed.new", same, subject)
+    published = await publish(file_cluster, "streamed.new", folder, subject)
+    assert published.returncode == 0, published.stderr
+    assert (await asyncio.to_thread(tasks, whole))[1] == 0
+    with pytest.raises(Exception, match="20 messages"):
+        await asyncio.to_thread(tasks, part)
+    assert (await asyncio.to_thread(tasks, part, failOnDataLoss="false"))[1] == 30
+    await send(file_cluster, range(30, 35), subject)
+    assert (await asyncio.to_thread(tasks, whole))[1] == 5
+    assert (await asyncio.to_thread(tasks, None))[1] == 30
 
 
 def rows_of(cluster: Cluster, subject: str) -> list[bytes]:
