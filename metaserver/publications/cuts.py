@@ -9,6 +9,7 @@ Invariants
     While a hidden subject is not published, its partitions are no one's parents to readers: `SEEN_PARENT`.
     What lies before a cut has its end for ever.  So ends are compared in the transaction that begins the publication, and
     no message comes between.
+    Of two hidden subjects with cuts, the one with the later cut may be published first; then the other one never is.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from ..operations.begin import journal_operation
 from ..operations.plan import plan_set
 from ..operations.plan_inputs import PlannedOperation, open_partitions, running_operation
 from ..sql.schema import operations, partition_parents, partitions, steps
-from .lineage import check_continues, parents_of
+from .lineage import check_continues, outdated, parents_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,26 @@ def cut_of(connection: Connection, hidden_ids: Collection[int]) -> Cut | None:
     return None if row is None else Cut(row.operation_id, OperationState(row.state))
 
 
+def _is_replaced(connection: Connection, cut: Cut) -> bool:
+    """
+    Whether a publication behind a cut has taken the place of what lies before it.
+
+    Retention expires a partition after all that it continues, and so none that continues a hidden one.
+    """
+    chosen = (
+        sa.select(partitions.c.partition_id)
+        .join(steps, steps.c.partition_id == partitions.c.partition_id)
+        .where(
+            steps.c.operation_id == cut.operation_id,
+            steps.c.action == StepAction.HOST,
+            partitions.c.state == PartitionState.EXPIRED,
+            sa.not_(partitions.c.lost),
+        )
+        .limit(1)
+    )
+    return connection.execute(chosen).one_or_none() is not None
+
+
 def check_cut(
     connection: Connection,
     row: SubjectRow,
@@ -131,6 +152,7 @@ def check_cut(
     Raises:
         PublishTargetError: it is not to replace the target's messages, which is what the cut was made for.
         OperationRunningError: the cut, or another operation, is under way.
+        PublishOutdatedError: other rows have taken the place of what lies before it.
         PublishBehindError: there are messages of which it has no rows.
     """
     if not ask.replace:
@@ -145,6 +167,8 @@ def check_cut(
         running = cut.operation_id
     if running is not None:
         raise OperationRunningError(subject=target.name, operation_id=running)
+    if _is_replaced(connection, cut):
+        raise outdated(row, "other rows took the place of the messages that its rows were made of")
     older = sa.select(partitions).where(
         partitions.c.subject_id == target.subject_id,
         partitions.c.partition_id < min(parents),

@@ -59,8 +59,8 @@ def begin_subject_deletion(connection: Connection, name: str, ask: DeleteSubject
     """
     row = find_subject(connection, name, lock=True)
     known = 0 if row is None else row.subject_id
-    if ask.subject_id not in {0, known} and was_deleted(
-        connection, name, subject_id=ask.subject_id
+    if ask.subject_id not in {0, known} and (
+        known or was_deleted(connection, name, subject_id=ask.subject_id)
     ):
         return BegunDeletion(subject_id=ask.subject_id)
     if row is None:

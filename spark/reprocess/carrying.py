@@ -17,12 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import UNSET
 
 from ...protocol.errors import CutOverError
 from ...protocol.reprocess.manifest import Manifest
 from ...protocol.reprocess.sources import SOURCE
-from ...protocol.text import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,28 +61,6 @@ def positions(
                 first = int(offsets[left & (new == number)].min())
                 begins[group][number] = min(begins[group][number], first)
     return begins
-
-
-def check_rows(manifest: Manifest, ends: Mapping[int, int]) -> None:
-    """
-    Check that the rows of a job are still where it left them.
-
-    Args:
-        ends: partition of the hidden subject → one past its last row.
-
-    Raises:
-        CutOverError: there are other rows, as on an older copy of a broker's data folder.
-    """
-    wanted = manifest.output.messages if manifest.output else UNSET
-    for partition_id in sorted(ends if wanted is UNSET else {*ends, *wanted}):
-        rows = ends.get(partition_id, 0)
-        expected = rows if wanted is UNSET else wanted.get(partition_id, 0)
-        if rows != expected:
-            raise CutOverError(
-                f"partition {partition_id} has {counted(rows, 'row')}, and the job has written {expected}: delete the hidden "
-                "subject, and run the job again",
-                partition_id=partition_id,
-            )
 
 
 def check_covers(

@@ -27,6 +27,7 @@ class HiddenRows:
 
     options: WriteOptions
     subject: str
+    subject_id: int
     mark: str
     """As of `Manifest.mark`."""
     sent_at_ns: int
@@ -54,6 +55,7 @@ def store_rows(hidden: HiddenRows, messages: pa.Table, piece: JobPiece) -> None:
             sent_at_ns=hidden.sent_at_ns,
             clock=SystemClock(),
             rng=random.Random(),
+            subject_id=hidden.subject_id,
         )
 
     run_with_network(work)

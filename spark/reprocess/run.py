@@ -149,7 +149,9 @@ def _plan_behind_cut(
     options = replace(options, partitions=chosen)
     if known is not None and known.output == output:
         plan = _missing_of(known, options, folder)
-        return plan, options, done if not plan.missing else None
+        if plan.missing or done is None:
+            return plan, options, None
+        return plan, options, to.checked(done)
     # The hidden subject of before is gone, and messages may have come since: its rows are written anew, with new ranges.
     folder.forget(MANIFEST)
     plan = _planned_anew(job, options, folder, output)
@@ -257,6 +259,7 @@ def run_job(
         if to is not None:  # rows of a hidden subject that is gone are written again
             plan = _missing_of(to.made(plan.manifest), options, folder)
             folder.write(PLAN, changed(plan.manifest, pieces=()))
+            folder.forget(MANIFEST)  # of rows that are gone: they are complete no more
         planned(plan)
         _run_tasks(spark, job, options, folder, plan, to)
         pieces = folder.pieces(plan.manifest.mark)

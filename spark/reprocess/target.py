@@ -5,6 +5,7 @@
 Invariants
     The hidden subject of a job has one name for ever; its id tells whether it has the rows of the pieces that are done.
     A repeat publishes nothing twice: the metaserver knows what was published.
+    What a manifest says to be complete is counted again before it is published later.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ class JobTarget:
         return HiddenRows(
             options=replace(self.options, order="none"),
             subject=_output(manifest).hidden,
+            subject_id=_output(manifest).subject_id,
             mark=manifest.mark,
             sent_at_ns=manifest.planned_at_ms * 1_000_000,
         )
@@ -108,19 +110,53 @@ class JobTarget:
             self._call(_output(manifest), lambda subject: subject.publish())
 
     def is_there(self, done: Manifest) -> bool:
-        """Whether the rows of a complete job are there, published if that is wanted; False: they have to be written again."""
+        """
+        Whether the rows of a complete job are there, published if that is wanted; False: they have to be written again.
+
+        Raises:
+            RowsDifferError: the hidden subject has got messages of another hand since the job was complete.
+            RowsRemovedError: retention has removed some of its rows since.
+        """
+        try:
+            if not self._has_rows(done):
+                return False
+        except SubjectUnknownError:  # it is published, was deleted, or has expired
+            return self._is_published(done)
+        try:
+            self.publish(done)
+        except SubjectUnknownError:
+            return False
+        return True
+
+    def _is_published(self, done: Manifest) -> bool:
         output = _output(done)
         if self.options.publish:
             try:
                 self.publish(done)
             except SubjectUnknownError:
-                return False  # it was deleted, or has expired
+                return False
             return True
         try:
-            made = self.made(done)
+            self._call(output, lambda subject: subject.make())
         except PublishTargetError:
             return True  # nothing but this job has a hidden subject of its name
-        return _output(made) == output
+        return False
+
+    def _has_rows(self, done: Manifest) -> bool:
+        """
+        Whether the hidden subject is the one that the job filled; one that was made since under its name has other partitions.
+
+        Raises:
+            SubjectUnknownError: there is none.
+            RowsDifferError, RowsRemovedError: it has not the rows that it had.
+        """
+        output = _output(done)
+        before = output.messages or {}
+        stored = self._call(output, lambda subject: subject.stored())
+        if stored.keys() != before.keys():
+            return False
+        self.checked(done)
+        return True
 
     def _unused(self, output: SubjectOutput, subject_id: int) -> SubjectOutput:
         """The output with the id of its hidden subject; one with an id that is new to the job has to be empty."""

@@ -6,6 +6,7 @@
 Invariants
     A partition is offered only in a batch after the one that read the last message of everything that it continues.
     The ranges of a batch follow from its two offsets: a batch that is replayed has the same.
+    Rows that took the place of messages are not offered to a stream that had all of these.
     Without new messages the next offset is the one that was given; the end of batch 0 alone says where it began.
 
 Source: Spark runs the batches of a query one after another.
@@ -137,9 +138,20 @@ def finished(view: View, offset: StreamOffset) -> set[int]:
             continue
         end, stored = view.end_of(number), view.stored.get(number)
         at = max(offset.at(number), 0 if stored is None else stored.first)
-        if branch.gone or (end is not None and at >= end):
+        if branch.gone or (end is not None and at >= end) or _was_read(view, offset, number):
             done.add(number)
     return done
+
+
+def _was_read(view: View, offset: StreamOffset, partition_id: int) -> bool:
+    """True if the stream had all messages, whose place the rows of this partition took before it went on behind them."""
+    replaced = view.lineage.replaced.get(partition_id, frozenset())
+    if not replaced or partition_id in offset.offsets or partition_id in offset.waiting:
+        return False
+    ends = {number: view.end_of(number) for number in replaced}
+    return all(
+        end is not None and offset.offsets.get(number, -1) >= end for number, end in ends.items()
+    )
 
 
 def batch_ranges(view: View, start: StreamOffset, end: StreamOffset) -> list[BatchRange]:

@@ -79,6 +79,13 @@ class Lineage:
                     self.children[parent].add(number)
                 parents = frozenset({number})
             above[number] = parents
+        self.replaced: dict[int, frozenset[int]] = {}
+        """Partition of rows that took the place of messages → the partitions that had these; see `ReplacingRows`."""
+        for parents in self.parents.values():
+            for parent in parents:
+                # No other operation continues a partition by one that is sealed again for the same child.
+                if before := self.parents[parent] & parents:
+                    self.replaced[parent] = before
 
     def before(self, partition_id: int) -> frozenset[int]:
         """

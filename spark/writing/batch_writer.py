@@ -52,6 +52,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         self.job = job
         self.hidden = options.hidden or hidden_name(options.subject, job)
         self._started_at_ns = started_at_ns
+        self._subject_id = 0
 
     @classmethod
     def begin(
@@ -79,7 +80,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
 
     async def _make(self, network: Network) -> None:
         subject = HiddenSubject(network, self.options, self.hidden)
-        await subject.make()
+        self._subject_id = (await subject.make()).route.subject_id
         if self.options.hidden:
             check_unused(self.hidden, self.options.subject, await subject.stored())
 
@@ -99,6 +100,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
                 sent_at_ns=self._started_at_ns,
                 clock=SystemClock(),
                 rng=random.Random(),
+                subject_id=self._subject_id,
             )
 
         with readable_errors():
@@ -109,7 +111,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         reports = [each.report for each in messages if isinstance(each, TaskDone)]
 
         async def work(network: Network) -> None:
-            subject = HiddenSubject(network, self.options, self.hidden)
+            subject = self._filled(network)
             rows = check_job(reports, await subject.kept())
             if not self.options.publish:
                 return
@@ -127,7 +129,11 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         """Delete what the tasks have written."""
 
         async def work(network: Network) -> None:
-            await HiddenSubject(network, self.options, self.hidden).delete()
+            await self._filled(network).delete()
 
         with readable_errors():
             run_with_network(work, self.options.secured)
+
+    def _filled(self, network: Network) -> HiddenSubject:
+        """The hidden subject that was made for this job, and none that another one has made since under its name."""
+        return HiddenSubject(network, self.options, self.hidden, subject_id=self._subject_id)

@@ -35,7 +35,7 @@ from ...protocol.routing import PartitionState
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.network import Network
-from .job import WriteOptions
+from .job import WriteOptions, check_same
 
 T = TypeVar("T")
 POLL_S = 0.05
@@ -44,7 +44,12 @@ _BACKOFF = Backoff()
 
 
 class HiddenSubject:
-    """The hidden subject `name` of a job."""
+    """
+    The hidden subject `name` of a job.
+
+    Args:
+        subject_id: its id, once it is made: another subject of its name is not counted, published or deleted.  0: not known.
+    """
 
     def __init__(
         self,
@@ -52,10 +57,11 @@ class HiddenSubject:
         options: WriteOptions,
         name: str,
         *,
+        subject_id: int = 0,
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        self.name = name
+        self.name, self._subject_id = name, subject_id
         self._network = network
         self._options = options
         self._meta = MetaClient(network, options.meta)
@@ -137,12 +143,19 @@ class HiddenSubject:
         return _stored(statuses)
 
     async def stored(self) -> dict[int, int]:
-        """Partition id → messages, removed ones too.  Raises UnreachableError if a broker does not answer."""
+        """
+        Partition id → messages, removed ones too.
+
+        Raises:
+            UnreachableError: a broker does not answer.
+            SubjectUnknownError, SubjectDeletedError: it is gone, or another one has its name.
+        """
         return _stored(await self._statuses())
 
     async def _statuses(self) -> dict[int, PartitionStatus]:
         async def ask() -> dict[int, PartitionStatus]:
             route = await self._meta.route(self.name)
+            check_same(route, self._subject_id)
             statuses = {}
             for partition in route.partitions:
                 if partition.address is None:
@@ -160,6 +173,7 @@ class HiddenSubject:
     async def continues_target(self) -> bool:
         """Whether the target exists: the partitions are children of its partitions."""
         route = await self._trying(lambda: self._meta.route(self.name))
+        check_same(route, self._subject_id)
         return any(partition.parents for partition in route.partitions)
 
     async def publish(self, *, replace: bool = False) -> Publication:
@@ -201,7 +215,7 @@ class HiddenSubject:
     async def delete(self) -> None:
         """Delete it unless it is published or gone; a repeat changes nothing."""
         try:
-            ask = DeleteSubject(force=True)
+            ask = DeleteSubject(force=True, subject_id=self._subject_id)
             await self._trying(lambda: self._meta.delete_subject(self.name, ask))
         except (SubjectUnknownError, SubjectDeletedError):
             return

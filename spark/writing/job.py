@@ -19,9 +19,16 @@ import xxhash
 
 from ...arrow.secured import PLAIN, Secured
 from ...protocol.address import addresses_of
-from ...protocol.errors import ConfigError, KeylaneError, RowOrderError, RowsDifferError
+from ...protocol.errors import (
+    ConfigError,
+    KeylaneError,
+    RowOrderError,
+    RowsDifferError,
+    SubjectDeletedError,
+)
 from ...protocol.ids import Subject, check_name
 from ...protocol.limits import PARTITIONS_MAX
+from ...protocol.routing import Route
 from ..naming import advice
 from ..securing import NAMES as SECURING
 from ..securing import path_of, secured_of, token_path_of
@@ -150,6 +157,23 @@ def check_unused(hidden: str, subject: str, stored: Mapping[int, int]) -> None:
             f"delete them (keylane subject delete {hidden}), or give another name"
         )
         raise ConfigError(f"the options cannot work: hidden: {problem}")
+
+
+def check_same(route: Route, subject_id: int) -> None:
+    """
+    Check that a route is that of the subject that a job began to fill.
+
+    Args:
+        subject_id: its id; 0: not known.
+
+    Raises:
+        SubjectDeletedError: it was deleted, and another subject has its name.
+    """
+    if subject_id and route.subject_id and route.subject_id != subject_id:
+        raise SubjectDeletedError(
+            f"subject {route.subject!r} with id {subject_id} was deleted, and another one has its name: it is not of this job",
+            subject=str(route.subject),
+        )
 
 
 def producer_id(*parts: object) -> int:

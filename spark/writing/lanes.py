@@ -1,14 +1,16 @@
 """Sends the rows of one task: a lane for each partition, in numbered batches that brokers know again.
 
-    rows ─by range─▶ lanes ─cut─▶ batches: producer id of (job, task, path), sequence = number of the row ─▶ broker
+    rows ─by range─▶ lanes ─cut─▶ batches: producer id of (job, task, partition, range), sequence = number of the row ─▶ broker
                        │ sealed: rows that it has not stored
                        └▶ lanes of its children, numbered anew
 
 A task begins with the oldest partitions that have data, sealed ones too: an earlier attempt may have stored rows there.  A
-sealed partition answers "duplicate" for what it has, and refuses the rest, which goes to its children.  So an attempt comes
-by the same path to the same numbers, whatever happened to the partitions between two attempts.
+sealed partition answers "duplicate" for what it has, and refuses the rest, which goes to its children.  So an attempt gives
+the rows of a lane the same numbers, also behind partitions that have expired between two attempts without rows of the first.
+Where they had some, the lanes behind them get other rows than before, which their brokers refuse.
 
 Invariants
+    Each row has a lane: lanes cover all logical partitions, whichever of a partition's parents have expired.
     The rows of a lane are stored in their order; a row is stored once, however often the task is repeated.
     A lane gives its rows to the children of its partition only after every earlier batch is answered.
 """
@@ -38,20 +40,20 @@ from ...protocol.errors import (
     WrongBrokerError,
 )
 from ...protocol.frames import Append
-from ...protocol.limits import BATCHES_IN_FLIGHT_MAX
+from ...protocol.limits import BATCHES_IN_FLIGHT_MAX, LOGICAL_PARTITIONS
 from ...protocol.record import FLAG_NUMBERED
-from ...protocol.routing import Partition, PartitionState, Route
+from ...protocol.routing import Partition, Route
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.network import Channel, Network
-from .job import producer_id
+from .job import check_same, producer_id
 from .rows import BatchCutter, Body, RowColumns, Span
+from .shares import RangeShare, oldest_shares
 
 CALL_TIMEOUT_MS = 10_000
 QUEUE_MAX = 16
 """Batches of a lane that wait or are in flight; then the task waits."""
 T = TypeVar("T")
 _BACKOFF = Backoff()
-_READABLE = frozenset({PartitionState.OPEN, PartitionState.SEALED})
 _MOVED = (PartitionUnknownError, WrongBrokerError)
 
 
@@ -63,6 +65,7 @@ class TaskSender:
         identity: what the task is known by, the same for each attempt: job or query and batch, then the task's number.
         sent_at_ns: the time of rows that have none.
         timeout_ms: how long one batch waits for its broker.
+        subject_id: the subject's id: another one of its name gets no row.  0: the one of this name.
     """
 
     def __init__(
@@ -77,8 +80,10 @@ class TaskSender:
         timeout_ms: int,
         clock: Clock,
         rng: random.Random,
+        subject_id: int = 0,
     ) -> None:
         self.network, self.meta, self.subject = network, meta, subject
+        self.subject_id = subject_id
         self.identity, self.task = tuple(identity), task
         self.sent_at_ns, self.timeout_ms = sent_at_ns, timeout_ms
         self.clock, self.rng = clock, rng
@@ -92,18 +97,15 @@ class TaskSender:
     async def open(self) -> Route:
         """Ask for the route; again until the metaserver answers or the time is over."""
         route = await self.trying(self._ask)
-        ids = {each.partition_id for each in route.partitions if each.state in _READABLE}
-        roots = [
-            each
-            for each in route.partitions
-            if each.partition_id in ids and ids.isdisjoint(each.parents)
-        ]
-        self._roots = [self.lane(each, (each.range_start, each.range_end), ()) for each in roots]
+        whole = (0, LOGICAL_PARTITIONS)
+        self._roots = self.lanes(oldest_shares(route.partitions, whole))
         return route
 
     async def _ask(self) -> Route:
-        self._route = await self.meta.route(self.subject)
-        return self._route
+        route = await self.meta.route(self.subject)
+        check_same(route, self.subject_id)
+        self._route, self.subject_id = route, route.subject_id
+        return route
 
     async def trying(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Await `ask()` until it is answered; errors that do not pass are raised, and the last one after `timeout_ms`."""
@@ -117,10 +119,10 @@ class TaskSender:
                     raise
             await asyncio.sleep(pauses.next_ms() / 1000)
 
-    def lane(self, partition: Partition, bounds: tuple[int, int], path: tuple[int, ...]) -> Lane:
-        """A lane for rows of the logical partitions [start, end), which came by `path`."""
-        made = Lane(self, partition, bounds, path)
-        self._lanes.append(made)
+    def lanes(self, shares: Sequence[RangeShare]) -> list[Lane]:
+        """A lane for each share."""
+        made = [Lane(self, each.partition, (each.start, each.end)) for each in shares]
+        self._lanes += made
         return made
 
     async def put(self, rows: RowColumns) -> None:
@@ -154,19 +156,12 @@ class TaskSender:
         with suppress(KeylaneError):
             await self._ask()
 
-    async def children_of(self, sealed: Partition) -> list[Partition]:
-        """The partitions that continue a sealed one; waits until the route has them."""
+    async def shares_behind(self, sealed: Partition, bounds: tuple[int, int]) -> list[RangeShare]:
+        """What continues a sealed partition in the logical partitions [start, end); waits until the route has all of it."""
 
-        async def ask() -> list[Partition]:
+        async def ask() -> list[RangeShare]:
             route = await self._ask()
-            children = [
-                each
-                for each in route.partitions
-                if sealed.partition_id in each.parents and each.state in _READABLE
-            ]
-            if not children:
-                raise StaleRouteError(partition_id=sealed.partition_id)
-            return children
+            return oldest_shares(route.partitions, bounds, behind=int(sealed.partition_id))
 
         return await self.trying(ask)
 
@@ -182,9 +177,12 @@ class TaskSender:
 
 
 def spread(span: Span, lanes: Sequence[Lane]) -> None:
-    """Give each lane its rows, in order."""
+    """Give each lane its rows, in order; each row has a lane."""
+    left = span.end - span.start
     for number, mine in span.by_bounds([lane.bounds for lane in lanes]):
+        left -= mine.end - mine.start
         lanes[number].add(mine)
+    assert not left, f"{left} rows without a lane"
 
 
 class _Batch:
@@ -205,14 +203,15 @@ class Lane:
         sender: TaskSender,
         partition: Partition,
         bounds: tuple[int, int],
-        path: tuple[int, ...],
     ) -> None:
         self.bounds = bounds
         self.task: asyncio.Task[None] | None = None
         self._sender = sender
         self._partition = partition
-        self._path = (*path, int(partition.partition_id))
-        self._producer_id = producer_id(*sender.identity, *self._path)
+        whole = bounds == (partition.range_start, partition.range_end)
+        # Not by the partitions that the rows have passed: one that has expired is not passed again.
+        self._name = (int(partition.partition_id), *(() if whole else bounds))
+        self._producer_id = producer_id(*sender.identity, *self._name)
         self._sequence = 0
         self._digest = 0
         self._cutter = BatchCutter()
@@ -253,7 +252,7 @@ class Lane:
         self._batches.append(_Batch(body, data, self._sequence))
         self._sequence += body.count
         if self.task is None:
-            self.task = asyncio.create_task(self._run(), name=f"lane {self._path}")
+            self.task = asyncio.create_task(self._run(), name=f"lane {self._name}")
         self._work.set()
 
     async def room(self) -> None:
@@ -375,12 +374,8 @@ class Lane:
 
     async def _hand_down(self) -> None:
         """Give the rows that the sealed partition has not stored to its children, and all that come from now on."""
-        children = await self._sender.children_of(self._partition)
-        lanes = []
-        for child in sorted(children, key=lambda each: (each.range_start, each.partition_id)):
-            bounds = max(self.bounds[0], child.range_start), min(self.bounds[1], child.range_end)
-            if bounds[0] < bounds[1]:
-                lanes.append(self._sender.lane(child, bounds, self._path))
+        shares = await self._sender.shares_behind(self._partition, self.bounds)
+        lanes = self._sender.lanes(shares)
         for span in chain(*(batch.spans for batch in self._batches), self._cutter.rest()):
             spread(span, lanes)
         self._batches.clear()

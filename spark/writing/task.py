@@ -28,6 +28,7 @@ async def write_task(
     sent_at_ns: int,
     clock: Clock,
     rng: random.Random,
+    subject_id: int = 0,
 ) -> TaskReport:
     """
     Write the rows of a task to a subject, and wait until they are stored.
@@ -35,11 +36,11 @@ async def write_task(
     Args:
         identity: the same for each attempt of the task, and of no other task.
         sent_at_ns: the time of rows that have none.
+        subject_id: the subject's id; 0: of the one that has the name when the task begins.
 
     Raises:
-        RowsInvalidError, RowOrderError: the rows cannot be written.
-        RowsDifferError: an earlier attempt had other rows.
-        KeylaneError: a broker or the metaserver refuses, or does not answer in time.
+        RowsInvalidError, RowOrderError, RowsDifferError: the rows cannot be written, or an earlier attempt had others.
+        KeylaneError: a broker or the metaserver refuses, or does not answer in time; another subject has the name.
     """
     sender = TaskSender(
         network,
@@ -51,15 +52,15 @@ async def write_task(
         timeout_ms=options.timeout_ms,
         clock=clock,
         rng=rng,
+        subject_id=subject_id,
     )
     guard: OrderGuard | None = None
     try:
         reader: RowReader | None = None
         while (batch := await asyncio.to_thread(next, batches, None)) is not None:
             if reader is None:
-                route = await sender.open()
+                limit = (await sender.open()).message_bytes_max
                 salt = "\0".join(map(str, identity)).encode()
-                limit = route.message_bytes_max
                 reader = RowReader(salt=salt, message_bytes_max=limit, task=task)
                 columns = guarded_columns(batch.schema.names, options.order)
                 guard = None if columns is None else OrderGuard(columns, task=task)

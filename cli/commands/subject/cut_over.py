@@ -10,7 +10,14 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ....protocol.errors import CutOverError, ManifestError, NotSentError, SubjectUnknownError
+from ....protocol.errors import (
+    CutOverError,
+    ManifestError,
+    NotSentError,
+    RowsRemovedError,
+    SubjectUnknownError,
+)
+from ....protocol.text import counted
 
 if TYPE_CHECKING:
     from ....admin import Admin
@@ -33,13 +40,14 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
     Look where the consumer groups are, in the messages and so in the rows.
 
     Raises:
-        ManifestError: there is no manifest, it is not complete, or it is of other subjects.
+        ManifestError: there is no manifest, it is not complete, or it is of other subjects or of other rows.
+        RowsRemovedError: retention has removed some of the rows.
         CutOverError: messages would be missing.
         NotSentError: a broker does not answer.
     """
     from ....arrow.reading import read
     from ....protocol.reprocess.manifest import live_offsets
-    from ....spark.reprocess.carrying import check_covers, check_rows, positions
+    from ....spark.reprocess.carrying import check_covers, positions
     from ....spark.reprocess.folder import MANIFEST, OutputFolder
 
     manifest = OutputFolder(folder).read(MANIFEST)
@@ -52,7 +60,7 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
         ends = await _ends(admin, hidden)
     except SubjectUnknownError:
         return CutOver(ends=covered)  # publishing says whether it is published
-    check_rows(manifest, ends)
+    _check_rows(manifest, hidden, ends, folder)
     stored = await _stored(admin, subject, before=min(ends))
     covered |= {each.partition_id: each.end for each in stored if each.first >= each.end}
     cursors = await _cursors(admin, subject, before=min(ends))
@@ -67,7 +75,7 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
 
 
 async def _ends(admin: Admin, hidden: str) -> dict[int, int]:
-    """Partition of the hidden subject → one past its last row.  Raises SubjectUnknownError, NotSentError."""
+    """Partition of the hidden subject → one past its last row.  Raises SubjectUnknownError, NotSentError, RowsRemovedError."""
     new = await admin.describe_subject(hidden)
     ends = {
         each.partition_id: each.next_offset
@@ -76,7 +84,26 @@ async def _ends(admin: Admin, hidden: str) -> dict[int, int]:
     }
     if len(ends) < len(new.partitions):
         raise NotSentError(f"a broker of {hidden} does not answer")
+    for each in new.partitions:
+        if each.first_offset:
+            raise RowsRemovedError(
+                f"retention has removed {counted(each.first_offset, 'row')} of partition {each.partition_id} of {hidden!r}",
+                subject=hidden,
+                partition_id=each.partition_id,
+                rows=each.first_offset,
+            )
     return ends
+
+
+def _check_rows(manifest: Manifest, hidden: str, ends: dict[int, int], folder: str) -> None:
+    """Raises ManifestError unless the hidden subject has the rows that the job of the folder has counted, and no others."""
+    assert manifest.output
+    if ends != (manifest.output.messages or {}):
+        raise ManifestError(
+            f"{hidden} has other rows than the job of {folder} has written: it was made anew or written to since; delete it "
+            "(`keylane subject delete`), and run the job again",
+            path=folder,
+        )
 
 
 async def _stored(admin: Admin, subject: str, *, before: int) -> list[SourceOffsets]:

@@ -11,7 +11,7 @@ import pytest
 
 import keylane.arrow
 from keylane import Admin, Consumer, Message, Producer
-from keylane.protocol.errors import PublishBehindError, PublishTargetError
+from keylane.protocol.errors import JobFailedError, PublishBehindError, PublishTargetError
 from keylane.protocol.ids import Subject
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.spark.options import parse_options
@@ -19,6 +19,8 @@ from keylane.spark.reprocess import run as runs
 from keylane.spark.reprocess.folder import OutputFolder
 from keylane.spark.reprocess.job import Job
 from keylane.spark.reprocess.target import JobTarget
+from keylane.spark.schema import spark_schema
+from keylane.spark.source import KeylaneSource
 from keylane.spark.writing.job import WriteOptions
 from support.cluster import Cluster, eventually
 from support.server_process import run_keylane
@@ -212,6 +214,64 @@ async def test_cut_over_is_refused_when_the_job_ended_before_the_latest_message(
             await admin.publish_subject("short.new", "short")
     values = [message.value for message in await handled(file_cluster, "all", 40, "short")]
     assert sorted(map(int, values)) == list(range(40))
+
+
+async def test_cut_over_is_refused_when_the_hidden_subject_lacks_the_rows_of_the_job(
+    file_cluster: Cluster, tmp_path
+):
+    """It was deleted, and made anew under its name by a job that has not written yet; the messages stay."""
+    subject, hidden = "lacking", "lacking.new"
+    await file_cluster.create(subject, partitions=2)
+    await send(file_cluster, range(30), subject)
+    folder = str(tmp_path / "f")
+    await asyncio.to_thread(backfill, file_cluster, folder, hidden, same, subject)
+    async with Admin(file_cluster.meta) as admin:
+        await admin.delete_subject(hidden)
+
+    def dies(_rows: pa.Table) -> pa.Table:
+        raise RuntimeError("the test kills it")
+
+    with pytest.raises(JobFailedError, match="the test kills it"):
+        await asyncio.to_thread(
+            backfill, file_cluster, str(tmp_path / "other"), hidden, dies, subject
+        )
+    refused = await publish(file_cluster, hidden, folder, subject)
+    assert refused.returncode == 1
+    assert "has other rows than the job" in refused.stderr
+    values = await asyncio.to_thread(rows_of, file_cluster, subject)
+    assert sorted(map(int, values)) == list(range(30))
+
+
+async def test_stream_passes_over_the_rows_of_messages_that_it_had(file_cluster: Cluster, tmp_path):
+    """Nothing lies behind the rows yet; one that was in the middle of a partition ends with the loss."""
+    subject, folder = "streamed", str(tmp_path / "f")
+    await file_cluster.create(subject, partitions=1)
+    await send(file_cluster, range(30), subject)
+
+    def tasks(start: dict | None, **options: str) -> tuple[dict, int]:
+        source = KeylaneSource({"meta": file_cluster.meta, "subject": subject, **options})
+        reader = source.streamReader(spark_schema())
+        try:
+            begin = reader.initialOffset() if start is None else start
+            end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+            planned = reader.partitions(begin, end)
+        finally:
+            reader.stop()
+        return end, sum(each.end - each.start for task in planned for each in task.ranges)
+
+    whole, count = await asyncio.to_thread(tasks, None)
+    part, some = await asyncio.to_thread(tasks, None, maxRowsPerTrigger="10")
+    assert (count, some) == (30, 10)
+    await asyncio.to_thread(backfill, file_cluster, folder, "streamed.new", same, subject)
+    published = await publish(file_cluster, "streamed.new", folder, subject)
+    assert published.returncode == 0, published.stderr
+    assert (await asyncio.to_thread(tasks, whole))[1] == 0
+    with pytest.raises(Exception, match="20 messages"):
+        await asyncio.to_thread(tasks, part)
+    assert (await asyncio.to_thread(tasks, part, failOnDataLoss="false"))[1] == 30
+    await send(file_cluster, range(30, 35), subject)
+    assert (await asyncio.to_thread(tasks, whole))[1] == 5
+    assert (await asyncio.to_thread(tasks, None))[1] == 30
 
 
 def rows_of(cluster: Cluster, subject: str) -> list[bytes]:

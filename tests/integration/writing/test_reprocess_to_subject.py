@@ -86,7 +86,7 @@ def check_each_once_in_order(rows: list[dict], sent: range) -> None:
 def source(file_cluster: Cluster, request: pytest.FixtureRequest, monkeypatch) -> Iterator[str]:
     """A subject with COUNT messages in two generations of partitions, and small pieces."""
     monkeypatch.setattr(runs, "PIECE_ROWS", 70)
-    name = request.node.name.removeprefix("test_")[:60]
+    name = request.node.name.removeprefix("test_").rstrip("]").replace("[", "-")[:80]
     asyncio.run(file_cluster.create(name, partitions=2))
     asyncio.run(send(file_cluster, name, range(COUNT // 2)))
     resize(file_cluster, name, 3)
@@ -194,6 +194,41 @@ def test_job_whose_hidden_subject_is_gone_writes_its_rows_again(file_cluster, so
     asyncio.run(delete_subject(file_cluster.meta, hidden))
     work.run(resizes)
     check_each_once_in_order(rows_of(file_cluster, "resized"), range(COUNT))
+
+
+@pytest.mark.parametrize("pieces", [0, 5])
+def test_job_publishes_no_part_when_killed_while_it_writes_anew(
+    file_cluster, source, tmp_path, pieces: int
+):
+    """The manifest says of the rows that are gone that they were complete; the new hidden subject lacks most of them."""
+    target = f"again-{pieces}"
+    asyncio.run(file_cluster.create(target, partitions=2))
+    work = SubjectJob(file_cluster, source, tmp_path, target)
+    changes = [lambda: resize(file_cluster, target, 3)]
+
+    def resizes(rows: pa.Table) -> pa.Table:
+        while changes:
+            changes.pop()()
+        return rows
+
+    with pytest.raises(PublishOutdatedError):
+        work.run(resizes)
+    (hidden,) = hidden_subjects(file_cluster, target)
+    asyncio.run(delete_subject(file_cluster.meta, hidden))
+    left = [pieces]
+
+    def dies(rows: pa.Table) -> pa.Table:
+        if not left[0]:
+            raise RuntimeError("the test kills it")
+        left[0] -= 1
+        return rows
+
+    with pytest.raises(JobFailedError, match="the test kills it"):
+        work.run(dies)
+    manifest = work.run()
+    check_each_once_in_order(rows_of(file_cluster, target), range(COUNT))
+    assert work.run() == manifest
+    assert len(rows_of(file_cluster, target)) == COUNT
 
 
 def test_rows_of_another_hand_in_the_hidden_subject_are_not_published(

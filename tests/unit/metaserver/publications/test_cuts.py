@@ -168,6 +168,42 @@ def test_publication_is_refused_when_messages_lie_behind_the_rows(cuts):
     assert cuts.route().keys() == {3, 4, 5, 6}
 
 
+@pytest.mark.parametrize("with_cut", [True, False])
+def test_publication_is_refused_when_rows_behind_its_cut_were_published_first(cuts, with_cut):
+    """They have taken the place of the same messages: the rows of both would be there."""
+    cuts.cut()
+    cuts.hide("s.later")
+    ends = None
+    if with_cut:
+        cuts.drive(cuts.begin_cut("s.later"))
+        ends = dict.fromkeys([1, 2, 5, 6], 100)
+    ask = PublishSubject(target="s", replace=True, ends=ends)
+    cuts.drive(cuts.run(begin_publication, "s.later", ask, driver="d", lease_ms=1_000))
+    before = cuts.route()
+    assert set(before) == ({7, 8, 9, 10} if with_cut else {7, 8})
+    for fields in ({"ends": ENDS}, {}):
+        with pytest.raises(PublishOutdatedError, match="other rows took the place"):
+            cuts.publish(**fields)
+    assert cuts.route() == before
+    assert cuts.violations("V03", "V05") == []
+
+
+def test_publications_follow_each_other_when_the_first_cut_is_published_first(cuts):
+    """The second job has to have the rows of the first, or is told that it lacks them."""
+    cuts.cut()
+    cuts.hide("s.later")
+    cuts.drive(cuts.begin_cut("s.later"))
+    cuts.drive(cuts.publish(ends=ENDS))
+    ends = dict.fromkeys([1, 2, 5, 6], 100)
+    later = {"driver": "d", "lease_ms": 1_000}
+    ask = PublishSubject(target="s", replace=True, ends=ends)
+    with pytest.raises(PublishBehindError, match="100 messages of partition 3"):
+        cuts.run(begin_publication, "s.later", ask, **later)
+    ask = PublishSubject(target="s", replace=True, ends=ends | {3: 100, 4: 100})
+    cuts.drive(cuts.run(begin_publication, "s.later", ask, **later))
+    assert set(cuts.route()) == {7, 8, 9, 10}
+
+
 def test_cut_is_refused_when_the_target_has_changed_before_it(cuts):
     cuts.resize("s", 3)
     with pytest.raises(PublishOutdatedError):

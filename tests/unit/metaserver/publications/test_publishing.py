@@ -286,3 +286,13 @@ def test_operation_of_a_publication_is_marked_as_one(published):
     assert operation.state is OperationState.PLAN
     with pytest.raises(SubjectExistsError):
         published.create("s", 5)
+
+
+def test_deletion_of_a_published_subject_leaves_a_later_one_of_its_name_alone():
+    """Its id says which one is meant; a job that failed late gives it."""
+    rows = Published()
+    hidden = rows.hide()
+    rows.drive(rows.publish())
+    rows.create(H, 1)
+    rows.run(begin_subject_deletion, H, DeleteSubject(force=True, subject_id=hidden.subject_id))
+    assert len(rows.open(H)) == 1

@@ -6,12 +6,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import UNSET
-from msgspec.structs import replace
 
 from keylane.errors import CutOverError
-from keylane.protocol.reprocess.manifest import Manifest, SourceRange, SubjectOutput
-from keylane.spark.reprocess.carrying import SourceOffsets, check_covers, check_rows, positions
+from keylane.protocol.reprocess.manifest import Manifest, SourceRange
+from keylane.spark.reprocess.carrying import SourceOffsets, check_covers, positions
 from keylane.spark.reprocess.messages import PROPERTIES
 
 SCHEMA = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("properties", PROPERTIES)])
@@ -84,22 +82,3 @@ def test_messages_that_the_backfill_lacks_are_told():
         CutOverError, match=r"'g' has not handled 3 messages of partition 3, \[7, 10\)"
     ):
         check_covers(manifest, stored(2, 20), {"g": {3: 7}})
-
-
-@pytest.mark.parametrize("ends", [{7: 2, 8: 0}, {7: 4, 8: 0}, {8: 0}, {7: 3, 8: 0, 9: 1}])
-def test_rows_are_refused_when_the_hidden_subject_has_others_than_the_job_wrote(ends):
-    """A broker may stand on an older copy of its data folder since the job was done."""
-    output = SubjectOutput(target="s", hidden="s.new", published=False, messages={7: 3})
-    manifest = Manifest(
-        job="j",
-        code="jobs:clean@1",
-        subject="s",
-        planned_at_ms=1,
-        ranges=(),
-        piece_rows=10,
-        output=output,
-    )
-    check_rows(manifest, {7: 3, 8: 0})
-    check_rows(replace(manifest, output=replace(output, messages=UNSET)), ends)
-    with pytest.raises(CutOverError, match="the job has written"):
-        check_rows(manifest, ends)

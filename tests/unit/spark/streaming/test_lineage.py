@@ -92,3 +92,35 @@ def test_stream_that_begins_after_a_loss_does_not_report_it():
     assert (first.offsets[3], 4 in first.offsets) == (5, False)
     assert second.offsets == {4: 1}
     assert list(lost_ranges(view, second)) == []
+
+
+def cut_over(*, messages: int) -> View:
+    """Rows (2) took the place of the messages of 1, and what was sent meanwhile (3) lies behind both."""
+    history = [
+        past(1, state=PartitionState.EXPIRED, end_offset=4),
+        past(2, 1, end_offset=8),
+        past(3, 1, 2, state=PartitionState.OPEN),
+    ]
+    stored = {2: StoredOffsets(0, 8, True), 3: StoredOffsets(0, messages)}
+    return View(Lineage(branches_of("s", history)), stored)
+
+
+def test_stream_that_had_all_messages_goes_on_behind_the_rows_that_took_their_place():
+    """Also where nothing was sent behind them yet; one that had a part of them gets all rows, and is told of its loss."""
+    before = View(Lineage(branches_of("s", [past(1, end_offset=4)])), {1: StoredOffsets(0, 4)})
+    start = first_offset(before, {1: 0}, {"s": 1})
+    whole, part = next_offset(before, start), next_offset(before, start, rows_max=3)
+    assert next_offset(cut_over(messages=0), whole) is whole
+    third = next_offset(cut_over(messages=5), whole)
+    assert third.offsets == {3: 5}
+    assert list(lost_ranges(cut_over(messages=5), whole)) == []
+    assert next_offset(cut_over(messages=6), third).offsets == {3: 6}
+    assert next_offset(cut_over(messages=5), part).offsets[2] == 8
+    assert [(each.start, each.end) for each in lost_ranges(cut_over(messages=5), part)] == [(3, 4)]
+
+
+def test_stream_that_begins_behind_a_cut_over_reads_the_rows():
+    start = first_offset(cut_over(messages=5), {2: 0, 3: 0}, {"s": 1})
+    first = next_offset(cut_over(messages=5), start)
+    assert first.offsets[2] == 8
+    assert next_offset(cut_over(messages=5), first).offsets == {3: 5}

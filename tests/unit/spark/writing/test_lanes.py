@@ -11,8 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from keylane import Admin
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import KeylaneError, SequenceGapError
+from keylane.protocol.routing import logical_partition
 from keylane.rpc.client import MetaClient
 from keylane.rpc.environment import environment_of
 from keylane.spark.writing.lanes import QUEUE_MAX, Lane, TaskSender
@@ -66,6 +68,89 @@ def test_sender_stores_each_row_once_and_ends(seed: int):
     run(story, seed=seed)
 
 
+def key_of(start: int, end: int) -> bytes:
+    """A key of a logical partition in [start, end)."""
+    keys = (b"k%d" % number for number in range(10_000))
+    return next(key for key in keys if start <= logical_partition(key) < end)
+
+
+async def write_rows(cluster: VirtualCluster, keys: list[bytes], *, task: int) -> int:
+    """Store a row of each key, as an attempt of a task; returns how many rows are stored."""
+    environment = environment_of(None)
+    sender = TaskSender(
+        environment.network,
+        MetaClient(environment.network, [cluster.address]),
+        "rows",
+        identity=("stream", task),
+        task=task,
+        sent_at_ns=1,
+        timeout_ms=20_000,
+        clock=environment.clock,
+        rng=random.Random(task),
+    )
+    reader = RowReader(salt=b"job", message_bytes_max=1 << 20, task=task)
+    values = [b"%d.%d" % (task, number) for number in range(len(keys))]
+    try:
+        await sender.open()
+        await sender.put(reader.read(pa.record_batch({"key": keys, "value": values})))
+        await sender.finish()
+    finally:
+        await sender.close()
+    return sum(sender.stored.values())
+
+
+async def resize(cluster: VirtualCluster, count: int) -> None:
+    async with Admin(cluster.address) as admin:
+        await admin.wait(await admin.resize("rows", count))
+
+
+async def wait_for(cluster: VirtualCluster, *ids: int) -> None:
+    """Wait until these partitions alone are in the route."""
+    async with Admin(cluster.address) as admin:
+
+        async def left() -> bool:
+            described = await admin.describe_subject("rows")
+            return {int(each.partition_id) for each in described.partitions} == {*ids}
+
+        await cluster.until(left, within_s=1_000, every_s=10)
+
+
+def test_sender_stores_all_rows_when_one_of_two_parents_has_expired():
+    """The child takes over at once what an empty parent had, and behind the other one what that had."""
+
+    async def story(cluster: VirtualCluster) -> None:
+        await cluster.create_subject("rows", partitions=2)
+        low, high = key_of(0, 512), key_of(512, 1_024)
+        assert await write_rows(cluster, [high], task=0) == 1
+        await resize(cluster, 1)
+        await wait_for(cluster, 2, 3)
+        assert await write_rows(cluster, [low, high, low], task=1) == 3
+        assert await write_rows(cluster, [low, high, low], task=1) == 3
+        stored = sorted(message.value for message in await cluster.messages("rows"))
+        assert stored == [b"0.0", b"1.0", b"1.1", b"1.2"]
+
+    run(story, seed=1)
+
+
+@pytest.mark.parametrize("again", [1, 3])
+def test_sender_stores_each_row_once_when_a_parent_expires_between_two_attempts(again: int):
+    """The numbers of a row do not depend on the sealed partitions that it has passed."""
+
+    async def story(cluster: VirtualCluster) -> None:
+        await cluster.create_subject("rows", partitions=2)
+        low, high = key_of(0, 512), key_of(512, 1_024)
+        await write_rows(cluster, [high], task=0)
+        await resize(cluster, again)
+        children = range(3, 3 + again)
+        assert await write_rows(cluster, [low, high, low], task=1) == 3
+        await wait_for(cluster, 2, *children)
+        assert await write_rows(cluster, [low, high, low], task=1) == 3
+        stored = sorted(message.value for message in await cluster.messages("rows"))
+        assert stored == [b"0.0", b"1.0", b"1.1", b"1.2"]
+
+    run(story, seed=1)
+
+
 class TickingBroker:
     """A broker, and its channel, that answers each append after its number of turns of the event loop."""
 
@@ -104,7 +189,7 @@ async def finished(broker: TickingBroker, *, turns: int = 0) -> int:
     )
     sender.broker_of = lambda _partition: broker  # type: ignore[assignment,method-assign,return-value]
     sender.refresh = broker.close  # type: ignore[method-assign]  # the route stays
-    lane = Lane(sender, facts(1).partition, (0, 1_024), ())
+    lane = Lane(sender, facts(1).partition, (0, 1_024))
     reader = RowReader(salt=b"job", message_bytes_max=1 << 20, task=0)
     whole = {"key": [b"k"] * BATCH_ROWS, "value": [b"v"] * BATCH_ROWS}
     for _ in range(2):

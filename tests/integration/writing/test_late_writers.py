@@ -1,0 +1,50 @@
+"""Writers of Spark and the hidden subject that their options name: one of another id is another job's."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+import keylane.arrow
+from keylane.spark.writing.batch_writer import KeylaneBatchWriter
+from support.cluster import Cluster, delete_subject
+
+SCHEMA = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
+
+
+def writer(cluster: Cluster, subject: str) -> KeylaneBatchWriter:
+    given = {"meta": cluster.meta, "subject": subject, "timeoutMs": "5000"}
+    given |= {"hidden": f"{subject}.new", "publish": "false"}
+    return KeylaneBatchWriter.begin(given, SCHEMA, overwrite=False)
+
+
+def rows(text: bytes, count: int = 100):
+    keys = [b"k%d" % (number % 7) for number in range(count)]
+    values = [text + b"%d" % number for number in range(count)]
+    return iter([pa.record_batch({"key": keys, "value": values})])
+
+
+def values_of(cluster: Cluster, subject: str) -> list[bytes]:
+    table = keylane.arrow.read(cluster.meta, subject, columns=("value",)).read_all()
+    return sorted(table["value"].to_pylist())
+
+
+def test_late_writer_leaves_the_rows_of_a_later_job_alone(file_cluster: Cluster):
+    """Its driver stood still while its hidden subject was deleted, and made anew by the job that was started instead."""
+    asyncio.run(file_cluster.create("late", partitions=2))
+    late = writer(file_cluster, "late")
+    asyncio.run(delete_subject(file_cluster.meta, "late.new"))
+    later = writer(file_cluster, "late")
+    later.commit([later.write(rows(b"new"))])
+    complete = values_of(file_cluster, "late.new")
+    assert len(complete) == 100
+    with pytest.raises(Exception, match="1114"):
+        late.write(rows(b"old"))
+    assert values_of(file_cluster, "late.new") == complete
+    with pytest.raises(Exception, match="1114"):
+        late.commit([])
+    late.abort([])
+    assert values_of(file_cluster, "late.new") == complete
