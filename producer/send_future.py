@@ -18,6 +18,11 @@ NO_CANCEL = (
     "or give send() a timeout_ms"
 )
 
+NO_COPY = (
+    "the outcome of a send belongs to its producer, in this process: it is not copied or pickled; await it, and copy or "
+    "pickle its Receipt"
+)
+
 
 class SendFuture:
     """
@@ -126,6 +131,14 @@ class SendFuture:
         except KeylaneError as error:
             return error
         return None
+
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:
+        """Raises TypeError: it says what is pickled in its place."""
+        raise TypeError(NO_COPY)
+
+    def __copy__(self) -> NoReturn:
+        """Raises TypeError, as a pickle does."""
+        raise TypeError(NO_COPY)
 
     @property
     def cancel(self) -> NoReturn:
