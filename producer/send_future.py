@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from ..protocol.errors import Fate, KeylaneError, OtherLoopError
+from ..protocol.errors import Fate, InvalidRequestError, KeylaneError, OtherLoopError
 from ..protocol.message import Receipt
 from .outgoing_batch import OutgoingBatch
 from .send_budget import SendBudget
@@ -19,8 +19,7 @@ NO_CANCEL = (
 )
 
 NO_COPY = (
-    "the outcome of a send belongs to its producer, in this process: it is not copied or pickled; await it, and copy or "
-    "pickle its Receipt"
+    "SendFuture objects are neither copied nor pickled: await it, and copy or pickle its Receipt"
 )
 
 
@@ -133,12 +132,12 @@ class SendFuture:
         return None
 
     def __reduce_ex__(self, _protocol: object) -> NoReturn:
-        """Raises TypeError: it says what is pickled in its place."""
-        raise TypeError(NO_COPY)
+        """Raises InvalidRequestError: it says what is pickled in its place."""
+        raise InvalidRequestError(NO_COPY)
 
     def __copy__(self) -> NoReturn:
-        """Raises TypeError, as a pickle does."""
-        raise TypeError(NO_COPY)
+        """Raises InvalidRequestError, as a pickle does."""
+        raise InvalidRequestError(NO_COPY)
 
     @property
     def cancel(self) -> NoReturn:
