@@ -402,6 +402,8 @@ class HttpNetwork:
         if self._contexts is None or not isinstance(problem, ClientCertificateError):
             return problem
         own = self._contexts.own_certificate_problem()
+        if not self._contexts.shows_certificate:
+            own = "it wants a certificate, and this client has none"
         if not own:
             return problem
         return ClientCertificateError(

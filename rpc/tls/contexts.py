@@ -149,6 +149,11 @@ class ClientContexts:
                 _shared.popitem(last=False)
         return context
 
+    @property
+    def shows_certificate(self) -> bool:
+        """Whether this client has a certificate of its own."""
+        return bool(self._tls.cert)
+
     def own_certificate_problem(self) -> str:
         """Why no server can accept the certificate in this client's file; "" if its time is right, or there is none."""
         if not self._tls.cert:

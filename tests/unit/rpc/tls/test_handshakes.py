@@ -145,6 +145,8 @@ async def test_client_is_told_when_the_server_wants_a_certificate(shelf, tmp_pat
     foreign = other.files("foreign", "someone")
     async with serving(settings) as (server, calls):
         await refused(server.address, shelf.client, ClientCertificateError)
+        with pytest.raises(ClientCertificateError, match="this client has none"):
+            await call(server.address, shelf.client)
         pair = str(foreign["tls_cert"]), str(foreign["tls_key"])
         stranger = TlsSettings(ca=str(shelf.ca), cert=pair[0], key=pair[1])
         await refused(server.address, stranger, ClientCertificateError)
