@@ -264,7 +264,7 @@ class BrokerControl:
     async def drop(self, body: DropPartition, params: Params) -> Done:
         """Drop a partition of a deleted subject, durably; a repeat changes nothing."""
         await check_standing(self._standing)
-        await drop_partition(self._store, _partition_id(params), body)
+        await drop_partition(self._store, _partition_id(params), body, now_ms=self._clock.boot_ms())
         return Done()
 
     async def _ready(self) -> Health:

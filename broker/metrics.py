@@ -16,7 +16,7 @@ from ..rpc.operating.metrics import Labels, counter, gauge, histogram, labelled,
 from .partition.partition import Group, HostedPartition
 from .storage.files import Files
 from .store.store import Store
-from .store.traffic import Flow
+from .store.traffic import OTHER, Flow
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -27,6 +27,7 @@ AT_ONCE = 500
 """Partitions between two turns of the event loop: about a millisecond."""
 AGED_MAX = 1_000
 """Partitions of one scrape of which the age of the oldest message that is not acked is looked up."""
+OTHERS: Labels = (("subject", OTHER),)
 
 
 class _Behind(NamedTuple):
@@ -79,6 +80,20 @@ class _LagScan:
                     heapq.heappushpop(self.behind, behind)
 
 
+class _Rest:
+    """A sum of counters that loses some of them, as of a deleted subject, told as a counter that never goes back."""
+
+    def __init__(self) -> None:
+        self.told = 0.0
+        self._sum = 0.0
+
+    def tell(self, present: float) -> float:
+        """What is told for the present sum: it rises as the sum does, and stays while that falls."""
+        self.told += max(0.0, present - self._sum)
+        self._sum = present
+        return self.told
+
+
 def lag_of(partition: HostedPartition, group: Group) -> int:
     """The messages of a partition that a group has not acked."""
     return group.acked.unacked(partition.first_offset, partition.readable_offset)
@@ -98,6 +113,8 @@ class BrokerMetrics:
         self._files = files
         self._clock = clock
         self._waiting = waiting
+        self._rests: dict[str, _Rest] = {}
+        """Family of counters → its sample of the subjects that have none of their own."""
 
     async def collect(self) -> Iterable[Metric]:
         """All figures as of now."""
@@ -137,8 +154,8 @@ class BrokerMetrics:
 
     def _traffic(self) -> Iterable[Metric]:
         traffic = self._store.traffic
-        yield from _flows("stored", "became durable", traffic.stored)
-        yield from _flows("handed", "went to consumers and readers", traffic.handed)
+        yield from self._flows("stored", "became durable", traffic.stored)
+        yield from self._flows("handed", "went to consumers and readers", traffic.handed)
         yield histogram(
             "keylane_broker_append_seconds", "From an append's arrival to its ack.", traffic.appends
         )
@@ -148,6 +165,18 @@ class BrokerMetrics:
         yield counter(
             "keylane_broker_fences_total", "Times that a partition got a new owner.", traffic.fences
         )
+
+    def _flows(self, name: str, text: str, flows: dict[str, Flow]) -> Iterable[Metric]:
+        for unit in ("messages", "bytes", "batches"):
+            samples: dict[Labels, float] = {
+                (("subject", subject),): getattr(flow, unit) for subject, flow in flows.items()
+            }
+            family = f"keylane_broker_{name}_{unit}_total"
+            samples = largest(samples)
+            rest = self._rests.setdefault(family, _Rest())
+            if OTHERS in samples or rest.told:
+                samples[OTHERS] = rest.tell(samples.get(OTHERS, 0))
+            yield labelled(family, f"{unit.capitalize()} that {text}.", samples, counts=True)
 
     def _state(self) -> Iterable[Metric]:
         store = self._store
@@ -198,17 +227,4 @@ class BrokerMetrics:
         left_out = max(0, len(self._store.state.partitions) - scan.scanned)
         yield gauge(
             "keylane_broker_partitions_left_out", "Partitions whose lag is not counted.", left_out
-        )
-
-
-def _flows(name: str, text: str, flows: dict[str, Flow]) -> Iterable[Metric]:
-    for unit in ("messages", "bytes", "batches"):
-        samples: dict[Labels, float] = {
-            (("subject", subject),): getattr(flow, unit) for subject, flow in flows.items()
-        }
-        yield labelled(
-            f"keylane_broker_{name}_{unit}_total",
-            f"{unit.capitalize()} that {text}.",
-            largest(samples),
-            counts=True,
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from ..protocol.errors import Fate, KeylaneError, OtherLoopError
+from ..protocol.errors import Fate, InvalidRequestError, KeylaneError, OtherLoopError
 from ..protocol.message import Receipt
 from .outgoing_batch import OutgoingBatch
 from .send_budget import SendBudget
@@ -16,6 +16,10 @@ from .send_budget import SendBudget
 NO_CANCEL = (
     "a message that is sent is not withdrawn, so its future has no cancel(): end the wait, as with a time-out of it, "
     "or give send() a timeout_ms"
+)
+
+NO_COPY = (
+    "SendFuture objects are neither copied nor pickled: await it, and copy or pickle its Receipt"
 )
 
 
@@ -126,6 +130,14 @@ class SendFuture:
         except KeylaneError as error:
             return error
         return None
+
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:
+        """Raises InvalidRequestError: it says what is pickled in its place."""
+        raise InvalidRequestError(NO_COPY)
+
+    def __copy__(self) -> NoReturn:
+        """Raises InvalidRequestError, as a pickle does."""
+        raise InvalidRequestError(NO_COPY)
 
     @property
     def cancel(self) -> NoReturn:

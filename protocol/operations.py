@@ -17,7 +17,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from .control import MessageBytesMax, Retention
-from .ids import MAX_I64, NAME_CHARS_MAX
+from .ids import HIDDEN, MAX_I64, NAME_CHARS_MAX
 from .limits import GROUPS_PER_SUBJECT_MAX, MESSAGE_BYTES_MAX, PARTITIONS_MAX
 from .routing import OrderStrategy, Partition, PartitionState
 
@@ -199,8 +199,6 @@ class SubjectHistory(Struct, frozen=True, kw_only=True):
 # ── hidden subjects, and their publication ────────────────────────────────────────────────────────────
 ENDS_MAX = 65_536
 """The most partitions of a replaced subject whose ends are compared."""
-HIDDEN = ".hidden-"
-"""Stands between the name of the target and the name of the job, in names that clients make."""
 
 
 class HideSubject(Struct, frozen=True, kw_only=True):

@@ -34,6 +34,11 @@ log = logging.getLogger("keylane")
 
 ENDED_HINT = "That event loop does not run again: open the client again in the present one, with `async with`."
 """Of an OtherLoopError of an event loop that has ended."""
+SAME_THREAD_HINT = (
+    "Open one in each event loop, or come back to its loop.  pytest-asyncio gives each test a loop of its own: a test that takes a fixture of a wider "
+    "scope needs @pytest.mark.asyncio(loop_scope=...), and the fixture the same loop_scope."
+)
+"""Of an OtherLoopError where two event loops run one after another in a thread: no call leads into the other one."""
 NO_LOOP_HINT = "Start the program with asyncio.run(...), or anyio.run(..., backend='asyncio'); without an event loop use keylane.sync."
 """Of an OtherLoopError where asyncio does not run."""
 NO_THREAD = 0
@@ -142,7 +147,9 @@ class Home:
             raise ended
         if self.thread != get_ident():
             raise OtherLoopError(f"the {self._what} was opened in another thread")
-        raise OtherLoopError(f"the {self._what} was opened in another event loop")
+        other = OtherLoopError(f"the {self._what} was opened in another event loop")
+        other.hint = SAME_THREAD_HINT
+        raise other
 
     def forked(self) -> None:
         """Note that this process is a child of the one in which the client is open."""

@@ -20,6 +20,7 @@ from ..protocol.control import ErrorBody, encode_json
 from ..protocol.endpoints import DATA_PATH
 from ..protocol.errors import (
     CapabilityEndedError,
+    ClientCertificateError,
     Fate,
     ForeignServerError,
     KeylaneError,
@@ -46,7 +47,7 @@ from .access.token_file import TokenSource, token_source
 from .channel import WebSocketChannel
 from .reasons import cause, reason
 from .tls.contexts import ClientContexts
-from .tls.handshakes import tls_problem, why_ended
+from .tls.handshakes import is_cut, tls_problem, why_ended
 from .tls.settings import tls_of_environment
 from .websocket.handshake import open_socket
 
@@ -123,7 +124,9 @@ class HttpNetwork:
         self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
         self.throttling = Throttling()
         self._answered: set[str] = set()
-        """Addresses that have answered: TLS does not keep them from it."""
+        """Addresses that have answered: what they were asked may be done, although no answer came."""
+        self._cut: set[str] = set()
+        """Addresses that have ended a connection since their last answer."""
 
     def another(self) -> HttpNetwork:
         """One with the same TLS and source of a token, and connections of its own.  Raises ConfigError: a file cannot be used."""
@@ -212,7 +215,7 @@ class HttpNetwork:
                 f"cannot reach the broker at {address}: {reason(error)}",
                 address=address,
             ) from cause(error)
-        self._answered.add(address)
+        self._note_answer(address)
         channel = WebSocketChannel(
             socket, address, lambda told: self.throttling.note(address, told.wait_ms, told.limit)
         )
@@ -294,17 +297,13 @@ class HttpNetwork:
                 if waited.isdecimal() and len(waited) < 8:
                     self.throttling.note(address, int(waited), "requests")
                 version = response.headers.get(VERSION_HEADER)
-                self._answered.add(address)
+                self._note_answer(address)
         except _NO_CONNECTION as error:
-            raise tls_problem(address, error) or NotSentError(
+            raise self._told(tls_problem(address, error)) or NotSentError(
                 f"cannot reach {address}: {reason(error)}", address=address
             ) from cause(error)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            if (problem := await self._tls_problem(address, error)) is not None:
-                raise problem from cause(error)
-            raise OutcomeUnknownError(
-                f"no answer from {address} to {method} {path}: {reason(error)}"
-            ) from cause(error)
+            raise await self._no_answer(address, method, path, error) from cause(error)
         if status == 200:  # a refusal says more
             _check_answerer(version, method)
         try:
@@ -317,6 +316,18 @@ class HttpNetwork:
                 address=address,
             ) from error
         raise refusal.error()
+
+    async def _no_answer(
+        self, address: str, method: str, path: str, error: Exception
+    ) -> NotSentError | OutcomeUnknownError:
+        """The error of a call whose connection failed."""
+        answered = address in self._answered and method != aiohttp.hdrs.METH_GET
+        problem = await self._tls_problem(address, error)
+        # An alert of TLS says that nothing was done, a look afterwards does not: an older connection may have been used.
+        if problem is not None and (not answered or tls_problem(address, error) is not None):
+            return problem
+        why = reason(error) if problem is None else problem.message
+        return OutcomeUnknownError(f"no answer from {address} to {method} {path}: {why}")
 
     async def text(
         self, address: str, path: str, *, timeout_ms: int, statuses: Container[int] = (200,)
@@ -348,7 +359,7 @@ class HttpNetwork:
             raise ForeignServerError(
                 f"{address} answered GET {path} with status {status}", address=address
             )
-        self._answered.add(address)
+        self._note_answer(address)
         return text, date
 
     def renew(self, tls: TlsSettings) -> None:
@@ -360,13 +371,44 @@ class HttpNetwork:
         """What aiohttp takes as `ssl` of a connection."""
         return True if self._contexts is None else self._contexts.of(address)
 
+    def _note_answer(self, address: str) -> None:
+        self._answered.add(address)
+        self._cut.discard(address)
+
     async def _tls_problem(self, address: str, error: Exception) -> NotSentError | None:
         """What TLS has to do with a failed connection, None if nothing."""
         problem = tls_problem(address, error)
-        if problem is None and address not in self._answered:
+        if problem is None and is_cut(error) and self._asks_why(address):
             context = None if self._contexts is None else self._contexts.of(address)
             problem = await why_ended(address, error, context)
-        return problem
+        return self._told(problem)
+
+    def _asks_why(self, address: str) -> bool:
+        """
+        Whether the address is asked why it has ended a connection, which takes up to a second.
+
+        One that has answered is not asked at first, because most such ends are those of a server that is stopped.
+        """
+        if address not in self._answered:
+            return True
+        if self._contexts is None:
+            return False
+        again = address in self._cut
+        self._cut.add(address)
+        return again or bool(self._contexts.own_certificate_problem())
+
+    def _told(self, problem: NotSentError | None) -> NotSentError | None:
+        """The problem, with what is wrong with this client's own certificate if that is refused."""
+        if self._contexts is None or not isinstance(problem, ClientCertificateError):
+            return problem
+        own = self._contexts.own_certificate_problem()
+        if not self._contexts.shows_certificate:
+            own = "it wants a certificate, and this client has none"
+        if not own:
+            return problem
+        return ClientCertificateError(
+            f"the server at {problem.address} refuses this client: {own}", address=problem.address
+        )
 
     async def close(self) -> None:
         """Close the session, and with it every connection."""

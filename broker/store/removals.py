@@ -24,6 +24,9 @@ from ..partition.records import DroppedBody, ForgetBody, encode_body
 from .group_commit import Entry
 from .store import OWN_RECORD_BYTES, Store
 
+SLICE = 500
+"""Partitions that are looked at without a pause."""
+
 
 def forget_group(
     store: Store, partition: HostedPartition, ask: ForgetGroup
@@ -53,9 +56,14 @@ def forget_group(
     return body.token, store.commit.submit(entry)
 
 
-def drop_partition(store: Store, partition_id: int, ask: DropPartition) -> asyncio.Future[None]:
+def drop_partition(
+    store: Store, partition_id: int, ask: DropPartition, *, now_ms: int
+) -> asyncio.Future[None]:
     """
     Drop a partition, hosted or not; a repeat changes nothing.
+
+    Args:
+        now_ms: of the boot-time clock.
 
     Raises:
         InvalidRequestError: the partition is one of another subject.
@@ -80,6 +88,8 @@ def drop_partition(store: Store, partition_id: int, ask: DropPartition) -> async
     state.dropped.begin(partition_id, body)
     state.forget_partition(partition_id)
     store.wake(partition_id)
+    if partition is not None:
+        store.traffic.note_left(partition.facts.subject, now_ms)
 
     def undo() -> None:
         state.dropped.undo(partition_id)
@@ -97,3 +107,19 @@ def drop_partition(store: Store, partition_id: int, ask: DropPartition) -> async
         undo=undo,
     )
     return store.commit.submit(entry)
+
+
+async def free_series(store: Store, *, now_ms: int) -> None:
+    """End the series of subjects whose last partition was dropped `traffic.GONE_MS` ago; gives others turns meanwhile."""
+    due = store.traffic.due(now_ms)
+    if not due:
+        return
+    hosted: set[str] = set()
+    ids = store.state.partitions.ids()
+    for start in range(0, len(ids), SLICE):
+        for partition_id in ids[start : start + SLICE]:
+            partition = store.state.partitions.look(partition_id)
+            if partition is not None:
+                hosted.add(partition.facts.subject)
+        await asyncio.sleep(0)
+    store.traffic.free(due, hosted)

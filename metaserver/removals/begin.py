@@ -160,7 +160,7 @@ def _live_sessions(
     live = [SessionId(session) for session in connection.execute(chosen).scalars()]
     if live and not ask.force:
         raise GroupBusyError(
-            f"{name!r} has {counted(len(live), 'live consumer')}: stop them, or delete it with --force",
+            f"{name!r} has {counted(len(live), 'live consumer')}: stop them, or delete it under them with force=True (--force)",
             sessions=len(live),
         )
     return live

@@ -254,7 +254,9 @@ def _check_free(connection: Connection, group_id: int, reset_id: int) -> None:
     live = connection.execute(_live, which).scalar_one()
     if live:
         raise GroupBusyError(
-            f"the consumer group has {counted(live, 'live consumer')}", sessions=live
+            f"the consumer group has {counted(live, 'live consumer')}: stop them, or reset it under them with live=True "
+            "(--live), while no other reset runs",
+            sessions=live,
         )
 
 

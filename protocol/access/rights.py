@@ -25,7 +25,7 @@ from typing import Final
 from msgspec import Struct
 
 from ..errors import AccessDeniedError, InvalidNameError, InvalidRequestError
-from ..ids import check_name
+from ..ids import HIDDEN, check_name
 
 
 class Rights(enum.StrEnum):
@@ -148,7 +148,11 @@ def check_allowed(
         where, subject = "any subject", ""
     if group:
         where += f", consumer group {group!r}"
-    options = f" --subject {subject or repr(ANY)}" + (f" --group {group}" if group else "")
+    pattern = subject or repr(ANY)
+    target, hidden, _job = subject.partition(HIDDEN)
+    if hidden:  # a client has made the name for one job; the next job has another one
+        pattern = repr(f"{target}{hidden}{ANY}")
+    options = f" --subject {pattern}" + (f" --group {group}" if group else "")
     others = "; or produce, or consume, in place of read" if right is Rights.ANY else ""
     raise AccessDeniedError(
         f"{principal!r} has no right to {right.doing} {where}; "

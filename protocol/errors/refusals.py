@@ -120,6 +120,8 @@ class HandshakeError(RefusedError):
     code = 1392
     summary = "no TLS connection was made"
     hint = "Connect with TLS 1.3; where tls_client_ca is set, with a certificate of it."
+    reason = Detail(str)
+    """In OpenSSL's words."""
 
 
 class BrokerAddressError(RefusedError):
@@ -521,10 +523,7 @@ class GroupBusyError(RefusedError):
     code = 1193
     retry = RetryRule.LATER
     summary = "the consumer group has live consumers"
-    hint = (
-        "Stop them, or wait until the ttl of those that died has passed.  A reset goes under them with --live, while no "
-        "other reset runs."
-    )
+    hint = "Stop them, or wait until the ttl of those that died has passed."
     left_ms = Detail(int)
     """How long a running reset may still take."""
     sessions = Detail(int)

@@ -81,7 +81,10 @@ class ClientCertificateError(NotSentError):
 
     code = 1348
     summary = "the server wants a client certificate"
-    hint = "Set KEYLANE_TLS_CERT and KEYLANE_TLS_KEY to a certificate of the authority in the server's tls_client_ca."
+    hint = (
+        "Set KEYLANE_TLS_CERT and KEYLANE_TLS_KEY to a certificate of the authority in the server's tls_client_ca, one that "
+        "has not ended.  A client that is open takes replaced files over by itself."
+    )
 
 
 class ClusterFolderError(KeylaneError):

@@ -22,6 +22,7 @@ from ...protocol.access.rights import SOME_SUBJECT
 from ...protocol.access.tokens import check_no_token
 from ...protocol.clock import Clock
 from ...protocol.errors import (
+    HandshakeError,
     KeylaneError,
     MessageTooLargeError,
     PartitionUnknownError,
@@ -259,7 +260,9 @@ class Guard:
 
     def note_refused(self, remote: str, did: str, error: KeylaneError) -> None:
         """Write a line about a request that was refused without a look at its caller's rights."""
-        self.note(CALLER.get(), remote, did, AccessTarget(), error)
+        # The reason of a handshake is OpenSSL's; the texts of other refusals may have what the caller sent.
+        detail = error.reason or "" if isinstance(error, HandshakeError) else ""
+        self.note(CALLER.get(), remote, did, AccessTarget(), error, detail)
 
     def connection(self, remote: str) -> ConnectionAccess | None:
         """What a new connection of the data plane may do: nothing yet."""

@@ -53,6 +53,9 @@ class Reloading(Generic[Settings]):
         if level is not None:
             logging.getLogger().setLevel(level)
         self._adopt(self.settings)
-        log.warning("settings reloaded: %s", ", ".join(sorted(taken)) or "nothing has changed")
+        if taken:
+            log.warning("settings reloaded: %s", ", ".join(sorted(taken)))
+        elif not waiting:
+            log.info("settings read again: none has changed")
         if waiting:
             log.warning("not reloaded, a restart is needed: %s", ", ".join(waiting))

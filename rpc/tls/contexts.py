@@ -149,6 +149,28 @@ class ClientContexts:
                 _shared.popitem(last=False)
         return context
 
+    @property
+    def shows_certificate(self) -> bool:
+        """Whether this client has a certificate of its own."""
+        return bool(self._tls.cert)
+
+    def own_certificate_problem(self) -> str:
+        """Why no server can accept the certificate in this client's file; "" if its time is right, or there is none."""
+        if not self._tls.cert:
+            return ""
+        try:
+            certificate = read_certificate(Path(self._tls.cert))
+        except CertificateFileError as error:
+            return error.message
+        now_s = SystemClock().wall_ms() / 1000
+        if certificate.not_valid_after_utc.timestamp() < now_s:
+            when = f"has ended on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+        elif certificate.not_valid_before_utc.timestamp() > now_s:
+            when = f"is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on"
+        else:
+            return ""
+        return f"this client's certificate, in {self._tls.cert}, {when}"
+
     def _follow(self) -> None:
         """Take files over that have been replaced; those that do not fit, as half of a pair, leave the old ones in use."""
         stamps = _stamps_of(self._tls)

@@ -91,7 +91,7 @@ async def why_ended(
     """
     Find out whether TLS is why a server ended a connection; asks it with a connection of its own, of PROBE_SECONDS.
 
-    Ask only for an address that has never answered: then the request was none to the server, and was not done.
+    Of an address that has never answered, this shows that the request was none to the server, and was not done.
 
     Args:
         context: with which the connection was made; None: without TLS.
@@ -99,8 +99,7 @@ async def why_ended(
     Returns:
         TlsNeededError, ClientCertificateError, or None if it is something else.
     """
-    cut = isinstance(error, OSError) and error.errno in _CUT  # aiohttp's ClientOSError too
-    if not cut and not isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError):
+    if not is_cut(error):
         return None
     if context is None:
         if await _is_ended(address, _trusting(), wait_s=0) is None:
@@ -112,6 +111,12 @@ async def why_ended(
             address=address,
         )
     return None
+
+
+def is_cut(error: BaseException) -> bool:
+    """Whether the other end has ended a connection, as a server does that refuses a client's certificate."""
+    cut = isinstance(error, OSError) and error.errno in _CUT  # aiohttp's ClientOSError too
+    return cut or isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError)
 
 
 def _trusting() -> ssl.SSLContext:

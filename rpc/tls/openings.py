@@ -111,7 +111,10 @@ class TlsOpenings:
         if isinstance(error, ssl.SSLEOFError):
             return None
         if isinstance(error, ssl.SSLError):
-            return HandshakeError(f"no TLS connection: {error.reason or error}")
+            reason = str(error.reason or error)
+            if isinstance(error, ssl.SSLCertVerificationError) and error.verify_message:
+                reason = f"the client's certificate is refused: {error.verify_message}"
+            return HandshakeError(f"no TLS connection: {reason}", reason=reason)
         if isinstance(error, ConnectionAbortedError):  # so event loops tell that the time is over
             return RequestTooSlowError(
                 f"no TLS handshake in {self._handshake_s:g} s",

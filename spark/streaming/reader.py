@@ -28,6 +28,8 @@ from ...protocol.errors import (
     DataLossError,
     NotSentError,
     OffsetOutOfRangeError,
+    SubjectDeletedError,
+    SubjectUnknownError,
 )
 from ..failure import readable_errors
 from .batches import (
@@ -268,6 +270,7 @@ class _Driver:
         What there is to read behind `offset`.
 
         Raises:
+            SubjectDeletedError: a subject that the stream has read is gone.
             CheckpointMismatchError: the checkpoint, which has `reached`, is of other subjects; or a broker stores less, and for
                 READ_GIVE_UP_MS has not stored more: it stands on an older copy of its data folder.
         """
@@ -276,7 +279,16 @@ class _Driver:
             check_subjects(reached, self._watch.subjects)
             return _too_little(view, reached)
 
-        return await self._watch.look_behind(offset, too_little)
+        try:
+            return await self._watch.look_behind(offset, too_little)
+        except (SubjectDeletedError, SubjectUnknownError) as error:
+            if error.subject not in reached.subjects:
+                raise
+            raise SubjectDeletedError(
+                f"subject {error.subject!r}, which this stream has read, was deleted: a stream of a later subject of this name "
+                "needs a checkpointLocation of its own",
+                subject=error.subject,
+            ) from error
 
     def _lose(self, view: View, lost: LostRange) -> None:
         """Raises DataLossError, or logs the loss once where the options allow it."""

@@ -23,6 +23,7 @@ from keylane.protocol.errors import (
     NotStreamableError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
+    SubjectDeletedError,
     SubjectUnknownError,
 )
 from keylane.protocol.operations import OperationKind, Reshape
@@ -205,6 +206,36 @@ def test_checkpoint_of_another_subject_is_refused(shared_cluster, subject):
         pytest.raises(CheckpointMismatchError, match="was deleted"),
     ):
         reader.latestOffset(query.start(), ReadAllAvailable())
+
+
+def test_stream_says_that_its_subject_was_deleted_when_it_runs_or_begins_again(
+    shared_cluster, subject
+):
+    """Not that the name may be wrong, nor that it is to be created; one that has read nothing says that."""
+    with streaming(shared_cluster.meta, subject) as reader:
+        query = Query(reader)
+        query.all()
+        asyncio.run(delete_subject(shared_cluster.meta, subject))
+        with pytest.raises(SubjectDeletedError, match="was deleted") as caught:
+            reader.latestOffset(query.start(), ReadAllAvailable())
+        assert "checkpointLocation" in caught.value.message
+    with streaming(shared_cluster.meta, subject) as reader:
+        with pytest.raises(SubjectDeletedError):
+            reader.latestOffset(query.start(), ReadAllAvailable())
+        with pytest.raises(SubjectUnknownError):
+            reader.initialOffset()
+
+
+def test_stream_says_that_its_subject_was_deleted_when_another_one_has_its_name(
+    shared_cluster, subject
+):
+    with streaming(shared_cluster.meta, subject) as reader:
+        query = Query(reader)
+        query.all()
+        asyncio.run(delete_subject(shared_cluster.meta, subject))
+        asyncio.run(shared_cluster.create(subject, partitions=1))
+        with pytest.raises(CheckpointMismatchError, match="was deleted"):
+            reader.latestOffset(query.start(), ReadAllAvailable())
 
 
 def test_stream_waits_when_a_broker_stores_less_than_it_has_read(shared_cluster, subject):

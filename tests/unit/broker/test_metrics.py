@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,9 +11,11 @@ from hypothesis import strategies as st
 from keylane.broker import metrics as metrics_module
 from keylane.broker.metrics import BrokerMetrics, lag_of
 from keylane.broker.partition.partition import Group, HostedPartition
+from keylane.broker.store.traffic import OTHER
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import HostPartition
 from keylane.protocol.routing import Partition, PartitionState
+from keylane.rpc.operating.metrics import largest
 from keylane.testing.machines.disk import SimDisk
 from support.parked.desk import ParkedDesk
 
@@ -57,3 +61,28 @@ async def test_figures_leave_out_partitions_beyond_the_limit_of_a_scan(
     (left_out,) = families["keylane_broker_partitions_left_out"].samples
     assert left_out.value == len(desk.store.state.partitions)
     assert not families["keylane_group_lag_messages"].samples
+
+
+async def test_rest_of_the_subjects_never_goes_back_when_one_of_them_is_deleted(
+    desk: ParkedDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on from where it was with what others store."""
+    monkeypatch.setattr(metrics_module, "largest", partial(largest, most=1))
+    traffic = desk.store.traffic
+    figures = BrokerMetrics(desk.store, desk.disk, clock=SystemClock())
+
+    async def rest() -> float:
+        families = {family.name: family for family in await figures.collect()}
+        samples = families["keylane_broker_stored_messages"].samples
+        return sum(sample.value for sample in samples if sample.labels == {"subject": OTHER})
+
+    traffic.stored.clear()
+    for subject, messages in (("a", 100), ("b", 5), ("c", 7)):
+        traffic.note_stored(subject, messages=messages, size_bytes=1)
+    assert await rest() == 12
+    traffic.free({"c"}, hosted=())
+    assert await rest() == 12
+    traffic.note_stored("b", messages=2, size_bytes=1)
+    assert await rest() == 14
+    traffic.free({"b"}, hosted=())
+    assert await rest() == 14

@@ -1,6 +1,8 @@
 """What `send` returns, as an asyncio user expects it of a future."""
 
 import asyncio
+import copy
+import pickle
 
 import pytest
 
@@ -32,6 +34,16 @@ async def test_cancel_is_not_there_and_says_what_there_is_instead():
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(future, 0)
         assert (await future).durable
+
+
+async def test_future_says_what_is_copied_in_its_place_when_it_is_copied_or_pickled():
+    async with producer_on(ScriptedNetwork()) as producer:
+        future = producer.send("s", b"v", key=b"k")
+        for take in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(InvalidRequestError, match="Receipt"):
+                take(future)
+        receipt = await future
+        assert pickle.loads(pickle.dumps(receipt)) == copy.deepcopy(receipt) == receipt
 
 
 async def test_result_raises_when_the_message_was_given_up():

@@ -63,6 +63,8 @@ def test_another_event_loop_is_refused_by_name():
         with pytest.raises(OtherLoopError, match="in another event loop") as alive:
             second.run_until_complete(check())
         assert "come back to its loop" in alive.value.hint
+        assert "loop_scope" in alive.value.hint
+        assert "threadsafe" not in alive.value.hint  # it would wait for a loop that does not run
         with pytest.raises(OtherLoopError):
             client.home.check()
         with pytest.raises(OtherLoopError):

@@ -216,7 +216,7 @@ async def forget(desk: Desk) -> None:
 
 async def drop(desk: Desk) -> None:
     subject = desk.store.state.partition(1).facts.subject
-    await drop_partition(desk.store, 1, DropPartition(subject=subject, last_id=1))
+    await drop_partition(desk.store, 1, DropPartition(subject=subject, last_id=1), now_ms=0)
 
 
 async def reset(desk: Desk) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from keylane.broker.control import BrokerControl
 from keylane.broker.partition.image import image_of, partition_of
 from keylane.broker.retention.loop import Cleaning
+from keylane.broker.store.traffic import GONE_MS
 from keylane.protocol.control import DropPartition, HostPartition
 from keylane.protocol.errors import (
     FencedError,
@@ -249,3 +251,24 @@ async def test_drop_and_forget_are_undone_when_the_write_fails(shed: Shed):
         await shed.drop(2)
     assert 2 in shed.store.state.partitions
     assert 2 not in shed.store.state.dropped
+
+
+async def test_series_of_a_deleted_subject_end_when_it_is_gone_for_five_minutes(shed: Shed) -> None:
+    """Not while another partition of it is hosted; the loop of retention looks."""
+    await shed.fill(1, 2)
+    subject, stored = facts(1).subject, shed.store.traffic.stored
+    cleaning = shed.cleaning()
+
+    async def looked_at_after(milliseconds: int) -> set[str]:
+        shed.clock.advance(milliseconds)
+        running = asyncio.create_task(cleaning.run())
+        for _ in range(50):  # turns of its first check
+            await asyncio.sleep(0)
+        running.cancel()
+        return set(stored)
+
+    await shed.drop(1)
+    assert await looked_at_after(GONE_MS) == {subject}
+    await shed.drop(2)
+    assert await looked_at_after(GONE_MS - 1) == {subject}
+    assert await looked_at_after(1) == set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keylane.broker.store import traffic as traffic_module
-from keylane.broker.store.traffic import OTHER, Traffic
+from keylane.broker.store.traffic import GONE_MS, OTHER, Traffic
 
 
 def test_traffic_counts_messages_bytes_and_batches_by_subject():
@@ -28,3 +28,32 @@ def test_traffic_counts_further_subjects_together_when_there_are_too_many(monkey
         "b": 1,
         OTHER: 2,
     }
+
+
+def test_traffic_gives_the_place_of_a_deleted_subject_to_another_when_it_is_gone_for_long(
+    monkeypatch,
+):
+    """Both ways; what is stored under a new name is counted under it."""
+    monkeypatch.setattr(traffic_module, "SUBJECTS_MAX", 1)
+    traffic = Traffic()
+    traffic.note_stored("a", messages=1, size_bytes=1)
+    traffic.note_handed("a", messages=1, size_bytes=1)
+    traffic.note_left("a", 1_000)
+    assert not traffic.due(1_000 + GONE_MS - 1)
+    due = traffic.due(1_000 + GONE_MS)
+    traffic.free(due, hosted=[])
+    assert due == {"a"}
+    traffic.note_stored("b", messages=1, size_bytes=1)
+    assert (set(traffic.stored), set(traffic.handed)) == ({"b"}, set())
+    assert not traffic.due(10 * GONE_MS)
+
+
+def test_traffic_goes_on_with_the_counts_of_a_subject_when_it_is_made_anew_soon():
+    """They begin at 0 only after a gap."""
+    traffic = Traffic()
+    traffic.note_stored("a", messages=2, size_bytes=1)
+    traffic.note_left("a", 0)
+    traffic.note_stored("a", messages=1, size_bytes=1)
+    traffic.free(traffic.due(GONE_MS), hosted=["a"])
+    assert traffic.stored["a"].messages == 3
+    assert not traffic.due(10 * GONE_MS)

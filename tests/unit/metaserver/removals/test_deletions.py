@@ -98,6 +98,8 @@ def test_group_with_live_sessions_is_not_deleted_unless_forced(rows: DeletionRow
     with pytest.raises(GroupBusyError) as busy:
         rows.run(begin_group_deletion, "s", "g", DeleteGroup())
     assert busy.value.sessions == 1
+    assert "force=True (--force)" in busy.value.message
+    assert "live" not in busy.value.hint
     assert rows.pending() == []
     assert list(rows.run(begin_group_deletion, "s", "g", FORCE_GROUP).ended) == [SESSION]
     with pytest.raises(SessionUnknownError):

@@ -59,6 +59,15 @@ def test_refusal_says_what_to_ask_for():
         check_allowed("shop", (), Rights.ANY, "orders")
 
 
+def test_refusal_of_a_hidden_subject_says_to_ask_for_all_of_its_target():
+    """The name of one is made for one job: a grant of it helps no other job."""
+    with pytest.raises(AccessDeniedError) as refused:
+        check_allowed("spark", (), Rights.ADMINISTER, "orders.hidden-0f3a")
+    asked = "keylane access grant spark administer --subject 'orders.hidden-*'"
+    assert asked in refused.value.message
+    assert refused.value.subject == "orders.hidden-0f3a"
+
+
 @pytest.mark.parametrize(
     "grant",
     [

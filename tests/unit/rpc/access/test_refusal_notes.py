@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from keylane.protocol.errors import HandshakeError
+from keylane.protocol.errors import HandshakeError, InvalidRequestError
 from keylane.rpc.access.audit import audit_log
 from keylane.rpc.access.audit_buffer import AuditBuffer
 from keylane.rpc.access.guard import Guard
@@ -58,6 +58,16 @@ def test_many_hosts_get_no_more_lines_than_the_server_has():
 def lines(caplog):
     caplog.set_level(logging.INFO, audit_log.name)
     return lambda: [json.loads(record.getMessage()) for record in caplog.records]
+
+
+def test_line_about_a_handshake_says_why_it_failed(lines):
+    """In SQL too; without a caller's bytes, as the texts of other refusals may have."""
+    clock, buffer = ToldClock(), AuditBuffer("g1")
+    guard = Guard(None, None, clock=clock, on_audit=buffer.add)
+    guard.note_refused("10.0.0.1", "TLS handshake", HandshakeError("no", reason="ended"))
+    guard.note_refused("10.0.0.1", "HTTP request", InvalidRequestError("bytes of the caller"))
+    assert [line.get("detail") for line in lines()] == ["ended", None]
+    assert [event.detail for event in buffer.take()] == ["ended", ""]
 
 
 def test_flood_of_handshakes_writes_few_lines_and_says_what_is_left_out(lines):

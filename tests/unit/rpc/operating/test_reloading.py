@@ -36,6 +36,16 @@ def test_reload_takes_over_what_is_allowed_and_names_the_rest(adopted, caplog):
     assert "a restart is needed: port" in caplog.text
 
 
+def test_reload_warns_of_nothing_when_no_setting_has_changed(adopted, caplog):
+    """Who replaces certificates sends SIGHUP too."""
+    reloading = Reloading(ReloadedSettings(), ReloadedSettings, {"port"}, adopted.append)
+    with caplog.at_level(logging.INFO):
+        reloading.reload()
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    assert adopted == [ReloadedSettings()]
+
+
 def test_reload_changes_nothing_when_a_setting_is_impossible(adopted, caplog):
     """The mistake is in the log."""
 

@@ -8,6 +8,7 @@ import datetime as dt
 import errno
 import socket
 import struct
+from functools import partial
 
 import aiohttp
 import pytest
@@ -24,6 +25,7 @@ from keylane.protocol.errors import (
     NotSentError,
     TlsMissingError,
     TlsNeededError,
+    UnreachableError,
 )
 from keylane.protocol.http.tls_settings import TlsSettings
 from keylane.rpc.http_network import HttpNetwork, client_network
@@ -40,7 +42,7 @@ def shelf(tmp_path) -> CertificateShelf:
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: ServingSettings | None, *, at_ms: int | None = None):
+async def serving(settings: ServingSettings | None, *, at_ms: int | None = None, port: int = 0):
     """A real server; `at_ms` is the time at which it looked at its certificate."""
     calls = []
 
@@ -52,7 +54,7 @@ async def serving(settings: ServingSettings | None, *, at_ms: int | None = None)
     if settings is not None:
         tls = ServerTls(settings) if at_ms is None else ServerTls(settings, lambda: at_ms)
     server = Server([ControlRoute(endpoints.LIVE, answer)], serving=settings, tls=tls)
-    await server.start("127.0.0.1", 0)
+    await server.start("127.0.0.1", port)
     try:
         yield server, calls
     finally:
@@ -143,12 +145,85 @@ async def test_client_is_told_when_the_server_wants_a_certificate(shelf, tmp_pat
     foreign = other.files("foreign", "someone")
     async with serving(settings) as (server, calls):
         await refused(server.address, shelf.client, ClientCertificateError)
+        with pytest.raises(ClientCertificateError, match="this client has none"):
+            await call(server.address, shelf.client)
         pair = str(foreign["tls_cert"]), str(foreign["tls_key"])
         stranger = TlsSettings(ca=str(shelf.ca), cert=pair[0], key=pair[1])
         await refused(server.address, stranger, ClientCertificateError)
         assert calls == []
         known = TlsSettings(ca=str(shelf.ca), cert=str(own["tls_cert"]), key=str(own["tls_key"]))
         assert await call(server.address, known) == Done()
+
+
+async def test_client_is_told_when_its_own_certificate_ended_when_it_is_refused(shelf) -> None:
+    """It names the file and the time."""
+    start = NOW - dt.timedelta(days=20)
+    cert, key = shelf.put("client", shelf.authority.issue(["client"], start=start, days=10))
+    ended = TlsSettings(ca=str(shelf.ca), cert=str(cert), key=str(key))
+    settings = ServingSettings(**shelf.files(), tls_client_ca=shelf.ca)
+    async with serving(settings) as (server, calls):
+        for connect in (call, open_channel):
+            with pytest.raises(ClientCertificateError) as caught:
+                await connect(server.address, ended)
+            since = f"has ended on {start + dt.timedelta(days=10):%Y-%m-%d %H:%M} UTC"
+            assert since in caught.value.message
+            assert str(cert) in caught.value.message
+        assert calls == []
+
+
+async def test_open_client_is_told_that_its_certificate_has_ended_when_the_server_is_back(
+    shelf,
+) -> None:
+    """It was answered before, so the fate of a call that changes something is not known."""
+    live = endpoints.LIVE
+    lived = dt.datetime.now(dt.UTC) - NOW + dt.timedelta(seconds=2)
+    pair = shelf.authority.issue(["client"], start=NOW, days=lived / dt.timedelta(days=1))
+    cert, key = shelf.put("client", pair)
+    settings = ServingSettings(**shelf.files(), tls_client_ca=shelf.ca)
+    network = client_network(TlsSettings(ca=str(shelf.ca), cert=str(cert), key=str(key)))
+    try:
+        async with serving(settings) as (server, _calls):
+            port = server.port
+            ask = partial(network.control, address=server.address, path=live.path, answer=Done)
+            assert await ask(live.method, timeout_ms=5_000) == Done()
+        until = NOW + lived + dt.timedelta(seconds=1.1)  # certificates count whole seconds
+        await asyncio.sleep((until - dt.datetime.now(dt.UTC)).total_seconds())
+        async with serving(settings, port=port) as (server, calls):
+            with pytest.raises(ClientCertificateError, match="has ended on"):
+                await ask("GET", timeout_ms=5_000)
+            with pytest.raises(UnreachableError, match="has ended on"):
+                await ask("POST", timeout_ms=5_000)
+            with pytest.raises(ClientCertificateError, match="has ended on"):
+                await network.open_channel(server.address, timeout_ms=5_000)
+            assert calls == []
+    finally:
+        await network.close()
+
+
+async def test_open_client_is_told_that_its_certificate_is_refused_when_it_is_cut_again(
+    shelf, tmp_path
+) -> None:
+    """The first time may be the stop of the server."""
+    live = endpoints.LIVE
+    cert, key = shelf.put("client", shelf.authority.issue(["client"]))
+    settings = ServingSettings(**shelf.files(), tls_client_ca=shelf.ca)
+    network = client_network(TlsSettings(ca=str(shelf.ca), cert=str(cert), key=str(key)))
+    ask = partial(network.control, live.method, path=live.path, answer=Done, timeout_ms=5_000)
+    try:
+        async with serving(settings) as (server, _calls):
+            port = server.port
+            assert await ask(server.address) == Done()
+        other = CertificateShelf(tmp_path, "another")
+        narrow = ServingSettings(**shelf.files(), tls_client_ca=other.ca)
+        async with serving(narrow, port=port) as (server, _calls):
+            caught = []
+            for _ in range(2):
+                with pytest.raises(UnreachableError) as refused:
+                    await ask(server.address)
+                caught.append(type(refused.value))
+            assert caught[-1] is ClientCertificateError
+    finally:
+        await network.close()
 
 
 @pytest.mark.parametrize("number", [errno.ECONNRESET, errno.EPIPE])
