@@ -372,7 +372,8 @@ class CutOvers(Feature):
                 ask = await self._asked(round_)
                 try:
                     answer = await self._until_done(
-                        lambda ask=ask: self._meta.publish_subject(round_.hidden, ask)
+                        lambda ask=ask: self._meta.publish_subject(round_.hidden, ask),
+                        but=GroupBusyError,  # a consumer that was about to open could not leave
                     )
                     break
                 except (GroupBusyError, PublishGroupsError):
@@ -459,8 +460,8 @@ class CutOvers(Feature):
             await asyncio.sleep(0.2)
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────
-    async def _until_done(self, ask: Any) -> Any:
-        """Ask until it is answered; refusals that do not pass are raised."""
+    async def _until_done(self, ask: Any, *, but: type[KeylaneError] | tuple[()] = ()) -> Any:
+        """Ask until it is answered; refusals that do not pass are raised, and those of the kind `but`."""
         while True:
             try:
                 return await ask()
@@ -468,7 +469,7 @@ class CutOvers(Feature):
                 passes = error.retry is not RetryRule.NEVER or isinstance(
                     error, OperationRunningError | OperationForwardError | FlushFailedError
                 )  # the last: the broker is started again
-                if not passes:
+                if not passes or isinstance(error, but):
                     raise
                 self.world.trace(f"again: {error!r}")
             await asyncio.sleep(0.2)
