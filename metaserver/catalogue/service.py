@@ -527,10 +527,15 @@ class Catalogue:
             route = await read()
             if route.version > known_version or not wait_ms:
                 return route
-            if self._versions.setdefault(name, route.version) <= route.version:
-                await waiter.wait(wait_ms)
-                if not waiter.woken:
+            if self._versions.setdefault(name, route.version) > route.version:
+                # Another metaserver changed it since the read; or it is a subject made anew, whose versions begin anew.
+                route = await read()
+                if route.version > known_version:
                     return route
+                self._versions[name] = route.version
+            await waiter.wait(wait_ms)
+            if not waiter.woken:
+                return route
         return await read()
 
     async def check_for_changes(self) -> None:
