@@ -325,7 +325,9 @@ class _Checks:
     def _adopt(self, change: Adopt) -> Adopt | None:
         if self._has_adopted(change.parent):
             return None
-        if change.passed and self._cleared:
+        if change.passed:
+            if not self._cleared:
+                raise InvalidRequestError("only a reset says what children keep")
             return change
         rows = [row for key in change.keys for row in key.rows]
         if not 1 <= change.parent <= MAX_I64 or change.parent == self._parked.own:

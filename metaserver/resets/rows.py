@@ -66,9 +66,17 @@ class ResetScope:
     """Those of the subject that a reset of a part of it leaves alone."""
 
     def kept_children(self, partition: Partition) -> tuple[tuple[int, int], ...]:
-        """The ranges of logical partitions of its children that the reset leaves alone."""
-        children = (each for each in self.others if partition.partition_id in each.parents)
-        return tuple((child.range_start, child.range_end) for child in children)
+        """The ranges of logical partitions of its children that the reset leaves alone, also behind children that it sets."""
+        kept: list[tuple[int, int]] = []
+        above = {partition.partition_id}
+        for each in sorted((*self.partitions, *self.others), key=lambda each: each.partition_id):
+            if above.isdisjoint(each.parents):
+                continue
+            if each in self.others:
+                kept.append((each.range_start, each.range_end))
+            else:
+                above.add(each.partition_id)
+        return tuple(kept)
 
     def kept_parents(self, partition: Partition) -> tuple[int, ...]:
         """The parents of one of its partitions that a reset of a part of the subject leaves alone."""

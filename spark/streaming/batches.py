@@ -148,10 +148,18 @@ def _was_read(view: View, offset: StreamOffset, partition_id: int) -> bool:
     replaced = view.lineage.replaced.get(partition_id, frozenset())
     if not replaced or partition_id in offset.offsets or partition_id in offset.waiting:
         return False
-    ends = {number: view.end_of(number) for number in replaced}
-    return all(
-        end is not None and offset.offsets.get(number, -1) >= end for number, end in ends.items()
-    )
+    read = passed(view, offset)
+
+    def had_all(number: int) -> bool:
+        """True if nothing of a partition is left; one without messages is never in an offset, and what it continues is."""
+        end = view.end_of(number)
+        if end == 0:
+            before = view.lineage.parents[number]
+            is_known = bool(before) or not view.lineage.branches[number].partition.parents
+            return is_known and all(map(had_all, before))
+        return number in read or (end is not None and offset.offsets.get(number, -1) >= end)
+
+    return all(map(had_all, replaced))
 
 
 def batch_ranges(view: View, start: StreamOffset, end: StreamOffset) -> list[BatchRange]:

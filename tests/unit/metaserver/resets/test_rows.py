@@ -1,9 +1,11 @@
 """The rows of a reset: exclusion, drained partitions, tokens."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from msgspec import structs
 
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
@@ -258,3 +260,16 @@ def test_reset_of_a_partition_alone_names_the_children_that_keep_what_they_took_
     assert rows.scope(partition_id=1).kept_children(parent) == kept
     assert rows.scope(partition_id=2).kept_children(child) == ()
     assert rows.scope().kept_children(parent) == ()
+
+
+def test_reset_of_a_queue_names_the_descendants_that_keep_what_they_took_over(rows: ResetRows):
+    """They may have it by way of a child that is set with the parent."""
+    one, two = rows.scope().partitions
+    two, kept = (
+        structs.replace(two, parents=(1,)),
+        structs.replace(two, partition_id=3, parents=(2,)),
+    )
+    scope = dataclasses.replace(rows.scope(), partitions=(one, two), others=(kept,))
+    ranges = ((kept.range_start, kept.range_end),)
+    assert scope.kept_children(one) == ranges
+    assert scope.kept_children(two) == ranges

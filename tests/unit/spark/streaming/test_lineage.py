@@ -119,6 +119,29 @@ def test_stream_that_had_all_messages_goes_on_behind_the_rows_that_took_their_pl
     assert [(each.start, each.end) for each in lost_ranges(cut_over(messages=5), part)] == [(3, 4)]
 
 
+def test_stream_goes_on_behind_the_rows_when_the_last_partition_before_them_was_empty():
+    """An empty partition is never in an offset; a stream that lacks messages before it gets the rows."""
+    expired = PartitionState.EXPIRED
+    before = [past(1, end_offset=4), past(2, 1, state=PartitionState.OPEN)]
+    stored = {1: StoredOffsets(0, 4, True), 2: StoredOffsets(0, 0)}
+    view = View(Lineage(branches_of("s", before)), stored)
+    start = first_offset(view, {1: 0, 2: 0}, {"s": 1})
+    whole, part = next_offset(view, start), next_offset(view, start, rows_max=3)
+    history = [
+        past(1, state=expired, end_offset=4),
+        past(2, 1, state=expired, end_offset=0),
+        past(3, 2, end_offset=4),
+        past(4, 2, 3, state=PartitionState.OPEN),
+    ]
+    after = View(
+        Lineage(branches_of("s", history)), {3: StoredOffsets(0, 4, True), 4: StoredOffsets(0, 5)}
+    )
+    assert next_offset(after, whole).offsets == {1: 4, 4: 5}
+    assert next_offset(after, part).offsets[3] == 4
+    begun = first_offset(after, {3: 0, 4: 0}, {"s": 1})
+    assert next_offset(after, begun).offsets[3] == 4
+
+
 def test_stream_that_begins_behind_a_cut_over_reads_the_rows():
     start = first_offset(cut_over(messages=5), {2: 0, 3: 0}, {"s": 1})
     first = next_offset(cut_over(messages=5), start)
