@@ -76,9 +76,8 @@ class KeyParking:
     async def begin(self, answer: Acquired) -> None:
         """Take over what the parents have parked, if that is not done, and learn which keys are parked."""
         blocks = self._context.settings.failure_policy is FailurePolicy.BLOCK
-        careful = (
-            answer.unreleased or answer.suspects_upto > 0
-        )  # a broker of before says the latter alone
+        # A broker of before says the latter alone.
+        careful = answer.unreleased or answer.suspects_upto > 0
         self._redrives.careful = careful and not blocks
         self._redrives.inherits = True
         try:

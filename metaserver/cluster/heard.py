@@ -119,8 +119,8 @@ _told = (
     )
     .where(
         partitions.c.state != PartitionState.PLANNED,
-        subjects.c.hidden_for
-        == "",  # a hidden subject has no group: retention would remove its rows
+        # A hidden subject has no group: retention would remove its rows.
+        subjects.c.hidden_for == "",
         brokers.c.expires_at > now_ms(),
     )
     .order_by(partitions.c.partition_id, groups.c.group_id)

@@ -127,9 +127,8 @@ class ClientContexts:
 
     def renew(self, tls: TlsSettings) -> None:
         """Read the files again, for connections from now on.  Raises as the class; the old ones stay in use then."""
-        stamps = _stamps_of(
-            tls
-        )  # before the content: a later change is seen at the next connection
+        # Before the content: a later change is seen at the next connection.
+        stamps = _stamps_of(tls)
         content, first = _content_of(tls), client_context(tls)
         self._tls, self._stamps, self._content, self._first = tls, stamps, content, first
         self._of: dict[str, ResumingContext] = {}

@@ -66,9 +66,8 @@ class TlsOpenings:
             error = OverloadedError("too many connections in their TLS handshake", limit=self._most)
             self._on_refused(error, _host_of(oldest))
             self._end(oldest)
-        host = _host_of(
-            accepted
-        )  # asked now: who is refused has left when the handshake has failed
+        # Asked now: who is refused has left when the handshake has failed.
+        host = _host_of(accepted)
         task = asyncio.create_task(self._shake(accepted))
         self._under_way[accepted] = task
         task.add_done_callback(partial(self._done, accepted, host))
