@@ -264,12 +264,10 @@ def test_reset_of_a_partition_alone_names_the_children_that_keep_what_they_took_
 
 def test_reset_of_a_queue_names_the_descendants_that_keep_what_they_took_over(rows: ResetRows):
     """They may have it by way of a child that is set with the parent."""
-    one, two = rows.scope().partitions
-    two, kept = (
-        structs.replace(two, parents=(1,)),
-        structs.replace(two, partition_id=3, parents=(2,)),
-    )
-    scope = dataclasses.replace(rows.scope(), partitions=(one, two), others=(kept,))
+    parent, child = rows.scope().partitions
+    child = structs.replace(child, parents=(1,))
+    kept = structs.replace(child, partition_id=3, parents=(2,))
+    scope = dataclasses.replace(rows.scope(), partitions=(parent, child), others=(kept,))
     ranges = ((kept.range_start, kept.range_end),)
-    assert scope.kept_children(one) == ranges
-    assert scope.kept_children(two) == ranges
+    assert scope.kept_children(parent) == ranges
+    assert scope.kept_children(child) == ranges
