@@ -132,14 +132,7 @@ class HiddenSubject:
         """
         statuses = await self._statuses()
         for partition_id, status in statuses.items():
-            if status.first_offset:
-                raise RowsRemovedError(
-                    f"retention has removed {counted(status.first_offset, 'row')} of partition {partition_id} of "
-                    f"{self.name!r} before their publication",
-                    subject=self.name,
-                    partition_id=partition_id,
-                    rows=status.first_offset,
-                )
+            check_kept(self.name, partition_id, status.first_offset)
         return _stored(statuses)
 
     async def stored(self) -> dict[int, int]:
@@ -233,6 +226,18 @@ class HiddenSubject:
                 if not passes or self._clock.boot_ms() >= until:
                     raise
             await asyncio.sleep(pauses.next_ms() / 1000)
+
+
+def check_kept(hidden: str, partition_id: int, first_offset: int) -> None:
+    """Raises RowsRemovedError: the partition of the hidden subject begins behind its first row, as retention has removed some."""
+    if first_offset:
+        raise RowsRemovedError(
+            f"retention has removed {counted(first_offset, 'row')} of partition {partition_id} of {hidden!r} before their "
+            "publication",
+            subject=hidden,
+            partition_id=partition_id,
+            rows=first_offset,
+        )
 
 
 def _stored(statuses: Mapping[int, PartitionStatus]) -> dict[int, int]:

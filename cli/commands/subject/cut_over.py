@@ -14,10 +14,8 @@ from ....protocol.errors import (
     CutOverError,
     ManifestError,
     NotSentError,
-    RowsRemovedError,
     SubjectUnknownError,
 )
-from ....protocol.text import counted
 
 if TYPE_CHECKING:
     from ....admin import Admin
@@ -76,6 +74,8 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
 
 async def _ends(admin: Admin, hidden: str) -> dict[int, int]:
     """Partition of the hidden subject → one past its last row.  Raises SubjectUnknownError, NotSentError, RowsRemovedError."""
+    from ....spark.writing.hidden import check_kept
+
     new = await admin.describe_subject(hidden)
     ends = {
         each.partition_id: each.next_offset
@@ -85,13 +85,7 @@ async def _ends(admin: Admin, hidden: str) -> dict[int, int]:
     if len(ends) < len(new.partitions):
         raise NotSentError(f"a broker of {hidden} does not answer")
     for each in new.partitions:
-        if each.first_offset:
-            raise RowsRemovedError(
-                f"retention has removed {counted(each.first_offset, 'row')} of partition {each.partition_id} of {hidden!r}",
-                subject=hidden,
-                partition_id=each.partition_id,
-                rows=each.first_offset,
-            )
+        check_kept(hidden, each.partition_id, each.first_offset or 0)
     return ends
 
 

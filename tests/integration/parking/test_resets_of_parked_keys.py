@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from integration.parking.test_parked_keys import Handler, brokers_of, consumer_of, hosted, send
 from keylane import Admin, Producer
 from keylane.protocol.operations import OperationKind, Reshape
 from support.cluster import Cluster, eventually
+
+
+async def park_two_keys(producer: Producer, subject: str, brokers: Any) -> int:
+    """Have two messages of one key and one of another parked; returns the only partition."""
+    await send(producer, subject, b"bad", 0, 1)
+    await send(producer, subject, b"worse", 0)
+    while await brokers.count() < 3:
+        await asyncio.sleep(0.05)
+    (parent,) = await brokers.partitions()
+    return int(parent)
 
 
 async def test_key_parked_anew_is_redriven_when_its_parent_alone_was_reset(file_cluster: Cluster):
@@ -22,11 +33,7 @@ async def test_key_parked_anew_is_redriven_when_its_parent_alone_was_reset(file_
         consumer_of(file_cluster, subject, handler),
         brokers_of(file_cluster, subject) as brokers,
     ):
-        await send(producer, subject, b"bad", 0, 1)
-        await send(producer, subject, b"worse", 0)
-        while await brokers.count() < 3:
-            await asyncio.sleep(0.05)
-        (parent,) = await brokers.partitions()
+        parent = await park_two_keys(producer, subject, brokers)
         resize = Reshape(kind=OperationKind.RESIZE, subject=subject, partitions=2)
         await file_cluster.reshape(resize)
         for key in (b"bad", b"worse"):
@@ -66,11 +73,7 @@ async def test_keys_of_a_parent_stay_cleared_when_its_child_alone_was_reset(file
         consumer_of(file_cluster, subject, handler),
         brokers_of(file_cluster, subject) as brokers,
     ):
-        await send(producer, subject, b"bad", 0, 1)
-        await send(producer, subject, b"worse", 0)
-        while await brokers.count() < 3:
-            await asyncio.sleep(0.05)
-        (parent,) = await brokers.partitions()
+        parent = await park_two_keys(producer, subject, brokers)
         broker_group = "g2" if await hosted(file_cluster, parent, "g1") else "g1"
         move = Reshape(kind=OperationKind.MOVE, partition_ids=(parent,), broker_group=broker_group)
         await file_cluster.reshape(move)
