@@ -6,7 +6,8 @@
 
 A task begins with the oldest partitions that have data, sealed ones too: an earlier attempt may have stored rows there.  A
 sealed partition answers "duplicate" for what it has, and refuses the rest, which goes to its children.  So an attempt gives
-the rows of a lane the same numbers, also behind partitions that have expired between two attempts without rows of the first.
+the rows of a lane the same numbers, also behind partitions that have expired between two attempts without rows of the first:
+lanes end where the ranges of expired partitions end, which the history of the subject tells.
 Where they had some, the lanes behind them get other rows than before, which their brokers refuse.
 
 Invariants
@@ -47,7 +48,7 @@ from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.network import Channel, Network
 from .job import check_same, producer_id
 from .rows import BatchCutter, Body, RowColumns, Span
-from .shares import RangeShare, oldest_shares
+from .shares import PastRanges, RangeShare, oldest_shares
 
 CALL_TIMEOUT_MS = 10_000
 QUEUE_MAX = 16
@@ -92,14 +93,27 @@ class TaskSender:
         self._roots: list[Lane] = []
         self._lanes: list[Lane] = []
         self._route: Route | None = None
+        self._past = PastRanges()
         self._brokers: dict[str, BrokerClient] = {}
 
     async def open(self) -> Route:
         """Ask for the route; again until the metaserver answers or the time is over."""
-        route = await self.trying(self._ask)
-        whole = (0, LOGICAL_PARTITIONS)
-        self._roots = self.lanes(oldest_shares(route.partitions, whole))
+        route, shares = await self.trying(lambda: self._shares((0, LOGICAL_PARTITIONS)))
+        self._roots = self.lanes(shares)
         return route
+
+    async def _shares(
+        self, bounds: tuple[int, int], *, behind: int = 0
+    ) -> tuple[Route, list[RangeShare]]:
+        """The route, and the shares of the logical partitions [start, end) in it."""
+        route = await self._ask()
+        self._past.learn(route.partitions)
+        if self._past.lacks(route.partitions):  # what was merged and has expired still cuts lanes
+            history = await self.meta.history(self.subject)
+            self._past.learn_history(
+                [each.partition for each in history.partitions], route.partitions
+            )
+        return route, oldest_shares(route.partitions, bounds, past=self._past, behind=behind)
 
     async def _ask(self) -> Route:
         route = await self.meta.route(self.subject)
@@ -158,12 +172,8 @@ class TaskSender:
 
     async def shares_behind(self, sealed: Partition, bounds: tuple[int, int]) -> list[RangeShare]:
         """What continues a sealed partition in the logical partitions [start, end); waits until the route has all of it."""
-
-        async def ask() -> list[RangeShare]:
-            route = await self._ask()
-            return oldest_shares(route.partitions, bounds, behind=int(sealed.partition_id))
-
-        return await self.trying(ask)
+        _, shares = await self.trying(lambda: self._shares(bounds, behind=int(sealed.partition_id)))
+        return shares
 
     async def close(self) -> None:
         """End all lanes and connections."""

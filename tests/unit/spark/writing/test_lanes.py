@@ -151,6 +151,29 @@ def test_sender_stores_each_row_once_when_a_parent_expires_between_two_attempts(
     run(story, seed=1)
 
 
+@pytest.mark.parametrize("partitions", [2, 3])
+def test_sender_stores_each_row_once_when_all_merged_parents_expire_between_two_attempts(
+    partitions: int,
+):
+    """Lanes end where the ranges of expired partitions end, so the numbers of a row stay."""
+
+    async def story(cluster: VirtualCluster) -> None:
+        await cluster.create_subject("rows", partitions=partitions)
+        low, high = key_of(0, 341), key_of(683, 1_024)
+        await resize(cluster, 1)
+        merged = partitions + 1
+        assert await write_rows(cluster, [low, high, low], task=1) == 3
+        await wait_for(cluster, merged)
+        assert await write_rows(cluster, [low, high, low], task=1) == 3
+        await resize(cluster, 2)
+        assert await write_rows(cluster, [low, high, low], task=1) == 3
+        assert await write_rows(cluster, [high, low, high], task=2) == 3
+        stored = sorted(message.value for message in await cluster.messages("rows"))
+        assert stored == [b"1.0", b"1.1", b"1.2", b"2.0", b"2.1", b"2.2"]
+
+    run(story, seed=1)
+
+
 class TickingBroker:
     """A broker, and its channel, that answers each append after its number of turns of the event loop."""
 
