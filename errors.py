@@ -96,6 +96,7 @@ __all__ = [
     "HandlerTwiceError",
     "HandlerTypeError",
     "HandshakeError",
+    "HiddenTakenError",
     "HostError",
     "IdempotencyKeyReusedError",
     "InputError",

@@ -63,6 +63,7 @@ class PublicationCalls(ClusterCalls):
         replace: bool = False,
         starts: Mapping[str, Mapping[int, int]] | None = None,
         ends: Mapping[int, int] | None = None,
+        subject_id: int = 0,
         wait: bool = True,
     ) -> Publication:
         """
@@ -76,6 +77,7 @@ class PublicationCalls(ClusterCalls):
                 partition of the hidden subject, by partition id.
             ends: with `replace`, for each partition of `subject` before the cut the end of those messages that the hidden
                 subject has the rows of.  None: what is deleted is not looked at.
+            subject_id: the id of the hidden subject: another one of its name is refused.  0: the one that has the name.
             wait: return when the route has changed, not at once.
 
         Raises:
@@ -90,7 +92,8 @@ class PublicationCalls(ClusterCalls):
         known = None if ends is None else dict(ends)
         body = checked(
             PublishSubject,
-            {"target": subject, "replace": replace, "starts": placed, "ends": known},
+            {"target": subject, "replace": replace, "starts": placed, "ends": known}
+            | {"subject_id": subject_id},
         )
         answer = await self._meta.publish_subject(hidden, body)
         while wait and answer.state not in ROUTE_FINAL:

@@ -197,6 +197,7 @@ class SubjectHistory(Struct, frozen=True, kw_only=True):
 
 
 # ── hidden subjects, and their publication ────────────────────────────────────────────────────────────
+FILLED_BY_CHARS_MAX = 200
 ENDS_MAX = 65_536
 """The most partitions of a replaced subject whose ends are compared."""
 
@@ -222,6 +223,8 @@ class HideSubject(Struct, frozen=True, kw_only=True):
     Then the hidden subject is to take the place of what was stored before: messages that are sent meanwhile lie behind
     both.
     """
+    filled_by: Annotated[str, Meta(max_length=FILLED_BY_CHARS_MAX)] = ""
+    """What fills it, in words for people, and of no other job: the hidden subject of another one is refused.  "": not said."""
 
 
 class PublishSubject(Struct, frozen=True, kw_only=True):
@@ -246,6 +249,8 @@ class PublishSubject(Struct, frozen=True, kw_only=True):
     With `replace`, of a hidden subject with a cut: partition id of the target → where the messages end of which the hidden
     subject has the rows.  A partition that is not named has to be empty.  None: what is replaced is not looked at.
     """
+    subject_id: Annotated[int, Meta(ge=0, le=MAX_I64)] = 0
+    """Of the hidden subject: another one of its name is not published.  0: the one that has the name."""
 
 
 class Publication(Struct, frozen=True, kw_only=True):

@@ -32,6 +32,8 @@ class SubjectRow:
     message_bytes_max: int = MESSAGE_BYTES_MAX
     hidden_for: str = ""
     """The subject that its messages are to be published in; "": it is not hidden."""
+    filled_by: str = ""
+    """The job that fills it while it is hidden; "": not said."""
 
     @property
     def hosted_name(self) -> str:

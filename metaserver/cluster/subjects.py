@@ -77,6 +77,7 @@ def _subject_row(row: sa.Row[Any]) -> SubjectRow:
         tokens_above=row.tokens_above,
         message_bytes_max=row.message_bytes_max,
         hidden_for=row.hidden_for,
+        filled_by=row.filled_by,
     )
 
 

@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection
 
 from ...protocol.control import Retention
 from ...protocol.errors import (
+    HiddenTakenError,
     InvalidRequestError,
     OverloadedError,
     PublishTargetError,
@@ -43,6 +44,7 @@ def plan_hidden(
         InvalidNameError, InvalidRequestError, SubjectDeletedError, CreationFailedError, DatabaseEmptyError
         SubjectUnknownError: there is no target, and `ask` says no partitions for it.
         PublishTargetError: the hidden subject's name is taken, or was published.
+        HiddenTakenError: another job fills it.
         SubjectHiddenError: the target is hidden itself.
         OperationRunningError: the target's partitions are being changed.
         NotEnoughBrokersError, OverloadedError
@@ -56,7 +58,7 @@ def plan_hidden(
     _check_unpublished(connection, ask.hidden, target)
     known = find_subject(connection, ask.hidden)
     if known is not None:
-        return _check_same(connection, known, target)
+        return _check_same(connection, known, target, ask)
     row = find_subject(connection, target)
     if row is None and not ask.partitions:
         raise SubjectUnknownError(
@@ -72,7 +74,7 @@ def plan_hidden(
     if row is None:
         _insert_new(connection, target, ask, hosts)
     else:
-        _insert_beside(connection, free_subject(connection, target), ask.hidden, hosts)
+        _insert_beside(connection, free_subject(connection, target), ask, hosts)
     made = find_subject(connection, ask.hidden)
     assert made is not None
     return made
@@ -89,7 +91,9 @@ def _check_unpublished(connection: Connection, hidden: str, target: str) -> None
         )
 
 
-def _check_same(connection: Connection, known: SubjectRow, target: str) -> SubjectRow:
+def _check_same(
+    connection: Connection, known: SubjectRow, target: str, ask: HideSubject
+) -> SubjectRow:
     if known.deleting:
         raise being_deleted(connection, known.subject_id, known.name)
     if known.hidden_for != target:
@@ -97,8 +101,17 @@ def _check_same(connection: Connection, known: SubjectRow, target: str) -> Subje
         raise PublishTargetError(
             f"subject {known.name!r} exists and is {what}", subject=known.name, target=target
         )
+    if ask.filled_by and known.filled_by not in {"", ask.filled_by}:
+        raise HiddenTakenError(
+            f"{known.name!r} is filled by {known.filled_by}",
+            subject=known.name,
+            filled_by=known.filled_by,
+        )
     here = subjects.c.subject_id == known.subject_id
-    connection.execute(sa.update(subjects).where(here).values(hidden_since=now_ms()))
+    filler = known.filled_by or ask.filled_by
+    connection.execute(
+        sa.update(subjects).where(here).values(hidden_since=now_ms(), filled_by=filler)
+    )
     return known
 
 
@@ -107,6 +120,7 @@ def _insert_new(connection: Connection, target: str, ask: HideSubject, hosts: Co
     subject_id = _insert_subject(
         connection,
         name=ask.hidden,
+        filled_by=ask.filled_by,
         hidden_for=target,
         hidden_since=now_ms(),
         order_strategy=OrderStrategy.STRICT,
@@ -123,12 +137,13 @@ def _insert_new(connection: Connection, target: str, ask: HideSubject, hosts: Co
 
 
 def _insert_beside(
-    connection: Connection, row: SubjectRow, hidden: str, hosts: Counter[Any]
+    connection: Connection, row: SubjectRow, ask: HideSubject, hosts: Counter[Any]
 ) -> None:
     """Insert a hidden subject with a partition for each open one of its target, as its child."""
     subject_id = _insert_subject(
         connection,
-        name=hidden,
+        name=ask.hidden,
+        filled_by=ask.filled_by,
         hidden_for=row.name,
         hidden_since=now_ms(),
         order_strategy=row.order_strategy,

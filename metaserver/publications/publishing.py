@@ -26,6 +26,7 @@ from ...protocol.errors import (
     InvalidRequestError,
     PublishGroupsError,
     PublishTargetError,
+    SubjectDeletedError,
     SubjectUnknownError,
 )
 from ...protocol.ids import check_name
@@ -87,14 +88,7 @@ def begin_publication(
         # A subject made beside a target counts the target's names too; the lineage goes with the target.
         if row.partitions_named > len(parents):
             raise outdated(row, "its target was deleted")
-        taken = {
-            "name": ask.target,
-            "hidden_for": "",
-            "hidden_since": None,
-            "route_version": row.route_version + 1,
-        }
-        here = subjects.c.subject_id == row.subject_id
-        connection.execute(sa.update(subjects).where(here).values(**taken))
+        _take_name(connection, row, ask.target)
         operation_id = 0
     else:
         check_open(connection, ask.target, target)
@@ -106,10 +100,27 @@ def begin_publication(
             _place_groups(connection, target, ask, list(parents))
     connection.execute(
         sa.insert(publications).values(
-            hidden=hidden, target=ask.target, operation_id=operation_id, replaces=ask.replace
+            hidden=hidden,
+            target=ask.target,
+            operation_id=operation_id,
+            replaces=ask.replace,
+            subject_id=row.subject_id,
         )
     )
     return operation_id
+
+
+def _take_name(connection: Connection, row: SubjectRow, target: str) -> None:
+    """Give the hidden subject the name of its target, which does not exist."""
+    taken = {
+        "name": target,
+        "hidden_for": "",
+        "hidden_since": None,
+        "filled_by": "",
+        "route_version": row.route_version + 1,
+    }
+    here = subjects.c.subject_id == row.subject_id
+    connection.execute(sa.update(subjects).where(here).values(**taken))
 
 
 def _published(connection: Connection, hidden: str, ask: PublishSubject) -> int | None:
@@ -122,7 +133,18 @@ def _published(connection: Connection, hidden: str, ask: PublishSubject) -> int 
         raise PublishTargetError(
             f"{hidden!r} was published in {known.target!r}{how}", subject=hidden, target=ask.target
         )
+    _check_id(hidden, known.subject_id, ask)
     return int(known.operation_id)
+
+
+def _check_id(hidden: str, subject_id: int, ask: PublishSubject) -> None:
+    """Raises SubjectDeletedError: the hidden subject that is meant is gone, and this one has its name.  0: not known."""
+    if ask.subject_id and subject_id and ask.subject_id != subject_id:
+        raise SubjectDeletedError(
+            f"hidden subject {hidden!r} with id {ask.subject_id} was deleted, and another one was made under its name: it is "
+            "not published in its place",
+            subject=hidden,
+        )
 
 
 def _check_hidden(
@@ -133,6 +155,7 @@ def _check_hidden(
         raise SubjectUnknownError(subject=hidden)
     if row.deleting:
         raise being_deleted(connection, row.subject_id, hidden)
+    _check_id(hidden, row.subject_id, ask)
     if not row.hidden_for:
         raise PublishTargetError(
             f"subject {hidden!r} is not hidden", subject=hidden, target=ask.target

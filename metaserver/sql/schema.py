@@ -180,11 +180,7 @@ subjects = Table(
     Column("partitions_named", Integer, nullable=False, comment="how many names were given so far"),
     Column("route_version", BigInteger, nullable=False, comment="0: not open yet"),
     Column(
-        "static",
-        Boolean,
-        nullable=False,
-        server_default=false(),
-        comment="it has logic queues",
+        "static", Boolean, nullable=False, server_default=false(), comment="it has logic queues"
     ),
     Column("retention", String(16), nullable=False, server_default="acked"),
     Column(
@@ -234,6 +230,9 @@ subjects = Table(
         server_default="0",
         comment="of a hidden subject: its messages then",
     ),
+    Column(
+        "filled_by", String(200), nullable=False, server_default="", comment="while it is hidden"
+    ),
     sqlite_autoincrement=True,  # an id is never given twice
 )
 
@@ -244,6 +243,7 @@ publications = Table(
     Column("target", String(200), nullable=False),
     Column("operation_id", BigInteger, nullable=False),
     Column("replaces", Boolean, nullable=False),
+    Column("subject_id", BigInteger, nullable=False, server_default="0", comment="0: not known"),
     comment="hidden subjects that were published, so that a repeat changes nothing",
 )
 

@@ -27,6 +27,22 @@ class PublishTargetError(RefusedError):
     target = Detail(str)
 
 
+class HiddenTakenError(RefusedError):
+    """Another job fills the hidden subject of this name; nothing was changed."""
+
+    code = 1324
+    retry = RetryRule.NEVER
+    summary = "another job fills the hidden subject"
+    hint = (
+        "Give another name.  If that job will not go on, delete what it has left (keylane subject delete HIDDEN); if it is "
+        "complete, publish its rows (keylane subject publish HIDDEN NAME)."
+    )
+    subject = Detail(str)
+    """The hidden subject."""
+    filled_by = Detail(str)
+    """The other job."""
+
+
 class PublishOutdatedError(RefusedError):
     """The partitions of the target have changed since the hidden subject was made; nothing was published."""
 

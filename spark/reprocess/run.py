@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import xxhash
 from msgspec import UNSET
 from msgspec.structs import replace as changed
 
@@ -23,6 +24,7 @@ from ...arrow.planner import PlannedRange
 from ...arrow.selection import ReadBound, ReadOptions
 from ...arrow.snapshot import take_snapshot
 from ...protocol.errors import JobChangedError, ManifestError, PublishTargetError
+from ...protocol.operations import FILLED_BY_CHARS_MAX
 from ...protocol.reprocess.manifest import (
     Manifest,
     SourceRange,
@@ -244,6 +246,8 @@ def run_job(
     Raises:
         What `plan_job` raises; JobFailedError, and the errors of Spark; what `JobTarget` raises.
     """
+    if to is not None:
+        to = replace(to, filled_by=_filler(job, folder))
     if to is not None and to.cuts(options.subjects[0]):
         plan, options, done = _plan_behind_cut(job, options, folder, to)
     else:
@@ -277,6 +281,15 @@ def run_job(
         if to is not None:
             to.publish(manifest)
     return manifest
+
+
+def _filler(job: Job, folder: OutputFolder) -> str:
+    """How a hidden subject names the job of a folder: the same words in each run, and of no other folder."""
+    words = f"job {job.name} of folder {folder.path}"
+    if len(words) <= FILLED_BY_CHARS_MAX:
+        return words
+    digest = f"… ({xxhash.xxh3_64_hexdigest(words.encode())})"
+    return words[: FILLED_BY_CHARS_MAX - len(digest)] + digest
 
 
 def _holding(options: ReadOptions, plan: JobPlan, handover_ms: int) -> Holding:

@@ -18,7 +18,12 @@ from typing import TypeVar
 from msgspec import UNSET
 from msgspec.structs import replace as changed
 
-from ...protocol.errors import PublishTargetError, RowsDifferError, SubjectUnknownError
+from ...protocol.errors import (
+    PublishTargetError,
+    RowsDifferError,
+    SubjectDeletedError,
+    SubjectUnknownError,
+)
 from ...protocol.operations import hidden_name
 from ...protocol.reprocess.manifest import Manifest, SubjectOutput
 from ...rpc.network import Network
@@ -36,6 +41,8 @@ class JobTarget:
 
     options: WriteOptions
     """`subject` is the target; `publish` False leaves the rows hidden."""
+    filled_by: str = ""
+    """The job and its folder, for people: the hidden subject of another folder is refused."""
 
     def output(self) -> SubjectOutput:
         """What a new plan says of it: a hidden subject with a name of its own."""
@@ -50,7 +57,7 @@ class JobTarget:
         Raises:
             PublishTargetError: it is published already, by hand before the job was complete.
             SubjectUnknownError: the target does not exist, and the options do not say to create it.
-            ConfigError: another job has filled it.
+            ConfigError, HiddenTakenError: another job has filled it, or fills it.
             KeylaneError: what the metaserver answers, or that it does not answer.
         """
         output = _output(manifest)
@@ -71,7 +78,7 @@ class JobTarget:
         Raises:
             PublishTargetError: the hidden subject is published already.
             PublishOutdatedError: it has rows, and the source was resized or moved since it was made without a cut.
-            ConfigError: another job has filled it.
+            ConfigError, HiddenTakenError: another job has filled it, or fills it.
             KeylaneError: what the metaserver answers, or that it does not answer.
         """
         view, older = self._call(output, lambda subject: subject.cut())
@@ -107,7 +114,8 @@ class JobTarget:
     def publish(self, manifest: Manifest) -> None:
         """Publish the rows unless the job leaves that to others; a repeat changes nothing.  Raises what `publish` raises."""
         if self.options.publish:
-            self._call(_output(manifest), lambda subject: subject.publish())
+            output = _output(manifest)
+            self._call(output, lambda subject: subject.publish(), subject_id=output.subject_id)
 
     def is_there(self, done: Manifest) -> bool:
         """
@@ -124,7 +132,7 @@ class JobTarget:
             return self._is_published(done)
         try:
             self.publish(done)
-        except SubjectUnknownError:
+        except (SubjectUnknownError, SubjectDeletedError):
             return False
         return True
 
@@ -133,7 +141,7 @@ class JobTarget:
         if self.options.publish:
             try:
                 self.publish(done)
-            except SubjectUnknownError:
+            except (SubjectUnknownError, SubjectDeletedError):
                 return False
             return True
         try:
@@ -165,9 +173,22 @@ class JobTarget:
             check_unused(output.hidden, self.options.subject, stored)
         return _with_id(output, subject_id)
 
-    def _call(self, output: SubjectOutput, work: Callable[[HiddenSubject], Awaitable[T]]) -> T:
+    def _call(
+        self,
+        output: SubjectOutput,
+        work: Callable[[HiddenSubject], Awaitable[T]],
+        *,
+        subject_id: int = 0,
+    ) -> T:
         async def run(network: Network) -> T:
-            return await work(HiddenSubject(network, self.options, output.hidden))
+            hidden = HiddenSubject(
+                network,
+                self.options,
+                output.hidden,
+                subject_id=subject_id,
+                filled_by=self.filled_by,
+            )
+            return await work(hidden)
 
         return run_with_network(run)
 

@@ -12,6 +12,7 @@ import random
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -63,6 +64,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
 
         Raises:
             ConfigError, RowsInvalidError, RowOrderError: the write cannot work.
+            HiddenTakenError: another job fills the hidden subject that the options name.
             KeylaneError: what the metaserver answers.
         """
         options = parse_write_options(given)
@@ -79,7 +81,9 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         return writer
 
     async def _make(self, network: Network) -> None:
-        subject = HiddenSubject(network, self.options, self.hidden)
+        since = datetime.fromtimestamp(self._started_at_ns // 1_000_000_000, UTC).isoformat()
+        filler = f"a write of Spark that began at {since}, job {self.job}"
+        subject = HiddenSubject(network, self.options, self.hidden, filled_by=filler)
         self._subject_id = (await subject.make()).route.subject_id
         if self.options.hidden:
             check_unused(self.hidden, self.options.subject, await subject.stored())

@@ -49,6 +49,7 @@ class HiddenSubject:
 
     Args:
         subject_id: its id, once it is made: another subject of its name is not counted, published or deleted.  0: not known.
+        filled_by: the job that fills it, for people; the one of another job is refused when it is made.
     """
 
     def __init__(
@@ -58,10 +59,12 @@ class HiddenSubject:
         name: str,
         *,
         subject_id: int = 0,
+        filled_by: str = "",
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self.name, self._subject_id = name, subject_id
+        self._filled_by = filled_by
         self._network = network
         self._options = options
         self._meta = MetaClient(network, options.meta)
@@ -77,10 +80,16 @@ class HiddenSubject:
 
         Raises:
             PublishOutdatedError: the target's partitions have changed since it was made, so they cannot be cut.
+            HiddenTakenError: another job fills it.
             SubjectUnknownError: the target does not exist, and the options do not say to create it.
             KeylaneError: what the metaserver answers, or that it does not answer.
         """
-        ask = HideSubject(hidden=self.name, partitions=self._options.partitions, cut=cut)
+        ask = HideSubject(
+            hidden=self.name,
+            partitions=self._options.partitions,
+            cut=cut,
+            filled_by=self._filled_by,
+        )
         return await self._trying(lambda: self._meta.hide_subject(self._options.subject, ask))
 
     async def cut(self) -> tuple[SubjectView, frozenset[int]]:
@@ -176,9 +185,12 @@ class HiddenSubject:
         Raises:
             CommitUnknownError: the metaserver has not answered in time.
             PublishOutdatedError: the target's partitions were changed, or the publication was canceled.
+            SubjectDeletedError: another subject has the name, or was published under it.
             KeylaneError: the metaserver's refusal; nothing is published.
         """
-        ask = PublishSubject(target=self._options.subject, replace=replace)
+        ask = PublishSubject(
+            target=self._options.subject, replace=replace, subject_id=self._subject_id
+        )
         until = self._clock.boot_ms() + self._options.timeout_ms
         try:
             while True:

@@ -31,6 +31,8 @@ class CutOver:
     """Consumer group → partition of the hidden subject → first offset that it has not handled; None: it is published."""
     ends: dict[int, int]
     """Partition of the subject → where the messages end that the rows were made of."""
+    subject_id: int = 0
+    """Of the hidden subject that the job has filled; 0: an earlier version's job did not note it."""
 
 
 async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, folder: str) -> CutOver:
@@ -53,11 +55,14 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
         raise ManifestError(f"{folder} has no manifest", path=folder)
     live_offsets(manifest, where=folder)
     _check_subjects(manifest, hidden, subject, folder)
+    subject_id = manifest.output.subject_id if manifest.output else 0
     covered = {each.partition_id: each.end for each in manifest.ranges}
     try:
         ends = await _ends(admin, hidden)
     except SubjectUnknownError:
-        return CutOver(ends=covered)  # publishing says whether it is published
+        return CutOver(
+            ends=covered, subject_id=subject_id
+        )  # publishing says whether it is published
     _check_rows(manifest, hidden, ends, folder)
     stored = await _stored(admin, subject, before=min(ends))
     covered |= {each.partition_id: each.end for each in stored if each.first >= each.end}
@@ -69,7 +74,7 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
         return positions(cursors, rows, ends)
 
     starts = await asyncio.to_thread(scan) if cursors else {}
-    return CutOver(starts=starts, ends=covered)
+    return CutOver(starts=starts, ends=covered, subject_id=subject_id)
 
 
 async def _ends(admin: Admin, hidden: str) -> dict[int, int]:

@@ -24,13 +24,20 @@ async def publish_subject(
         raise ConfigError("--groups-from goes with --replace")
     async with open_admin(meta) as admin:
         starts = ends = None
+        subject_id = 0
         if groups_from:
             from .cut_over import plan_cut_over
 
             planned = await plan_cut_over(admin, meta, hidden, subject, groups_from)
-            starts, ends = planned.starts, planned.ends
+            starts, ends, subject_id = planned.starts, planned.ends, planned.subject_id
         answer = await admin.publish_subject(
-            hidden, subject, replace=replace, starts=starts, ends=ends, wait=wait
+            hidden,
+            subject,
+            replace=replace,
+            starts=starts,
+            ends=ends,
+            subject_id=subject_id,
+            wait=wait,
         )
     if output is OutputFormat.JSON:
         show_json(answer)

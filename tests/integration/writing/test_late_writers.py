@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 import keylane.arrow
+from keylane.errors import HiddenTakenError
 from keylane.spark.writing.batch_writer import KeylaneBatchWriter
 from support.cluster import Cluster, delete_subject
 
@@ -48,3 +49,23 @@ def test_late_writer_leaves_the_rows_of_a_later_job_alone(file_cluster: Cluster)
         late.commit([])
     late.abort([])
     assert values_of(file_cluster, "late.new") == complete
+
+
+def test_second_writer_of_a_hidden_subject_is_refused_and_the_first_publishes_its_rows_alone(
+    file_cluster: Cluster,
+):
+    """Both drivers begin before a row is stored; the second would count the rows of both, and delete them when it fails."""
+    asyncio.run(file_cluster.create("twice", partitions=2))
+    first = writer(file_cluster, "twice")
+    with pytest.raises(HiddenTakenError, match="is filled by a write of Spark"):
+        writer(file_cluster, "twice")
+    first.commit([first.write(rows(b"first"))])
+    complete = values_of(file_cluster, "twice.new")
+    assert len(complete) == 100
+    with pytest.raises(HiddenTakenError):
+        writer(file_cluster, "twice")
+    assert values_of(file_cluster, "twice.new") == complete
+    asyncio.run(delete_subject(file_cluster.meta, "twice.new"))
+    later = writer(file_cluster, "twice")
+    later.commit([later.write(rows(b"later"))])
+    assert len(values_of(file_cluster, "twice.new")) == 100

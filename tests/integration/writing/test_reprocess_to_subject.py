@@ -12,7 +12,7 @@ import pytest
 import keylane.arrow
 from keylane import Admin, Producer
 from keylane.protocol.errors import (
-    ConfigError,
+    HiddenTakenError,
     JobChangedError,
     JobFailedError,
     PublishOutdatedError,
@@ -261,7 +261,30 @@ def test_hidden_subject_of_another_job_is_refused_and_keeps_its_rows(
     first = SubjectJob(file_cluster, source, tmp_path / "first", "shared", **given)
     manifest = first.run()
     other = SubjectJob(file_cluster, source, tmp_path / "other", "shared", **given)
-    with pytest.raises(ConfigError, match=f"{COUNT} messages of another job"):
+    with pytest.raises(HiddenTakenError, match=f"of folder {tmp_path}/first"):
         other.run()
     check_each_once_in_order(rows_of(file_cluster, "shared.rows"), range(COUNT))
     assert first.run() == manifest
+
+
+def test_second_job_is_refused_while_the_first_fills_the_hidden_subject(
+    file_cluster, source, tmp_path
+):
+    """Before a row is stored, so that the first one's rows stay as it has counted them."""
+    asyncio.run(file_cluster.create("both", partitions=2))
+    given = {"hidden": "both.rows", "publish": False}
+    first = SubjectJob(file_cluster, source, tmp_path / "first", "both", **given)
+    other = SubjectJob(file_cluster, source, tmp_path / "other", "both", **given)
+    begun: list[str] = []
+
+    def begins_the_other(rows: pa.Table) -> pa.Table:
+        if not begun:
+            begun.append("other")
+            assert rows_of(file_cluster, "both.rows") == []
+            with pytest.raises(HiddenTakenError, match=f"of folder {tmp_path}/first"):
+                other.run(code="jobs:other@1")
+        return rows
+
+    first.run(begins_the_other)
+    assert begun
+    check_each_once_in_order(rows_of(file_cluster, "both.rows"), range(COUNT))

@@ -25,11 +25,13 @@ from keylane.metaserver.verify.reader import read_sql_view
 from keylane.protocol.control import DeleteSubject, Join
 from keylane.protocol.errors import (
     GroupBusyError,
+    HiddenTakenError,
     InvalidRequestError,
     OperationRunningError,
     PublishGroupsError,
     PublishOutdatedError,
     PublishTargetError,
+    SubjectDeletedError,
     SubjectExistsError,
     SubjectHiddenError,
     SubjectUnknownError,
@@ -296,3 +298,44 @@ def test_deletion_of_a_published_subject_leaves_a_later_one_of_its_name_alone():
     rows.create(H, 1)
     rows.run(begin_subject_deletion, H, DeleteSubject(force=True, subject_id=hidden.subject_id))
     assert len(rows.open(H)) == 1
+
+
+@pytest.mark.parametrize("target", [True, False])
+def test_hidden_subject_of_another_job_is_refused_until_it_is_deleted(target: bool):
+    """Also where it has no messages yet: two jobs would count, and delete, the rows of both."""
+    rows = Published(target=target)
+    partitions = 0 if target else 2
+    made = rows.hide(partitions=partitions, filled_by="job 1").subject_id
+    assert rows.hide(partitions=partitions, filled_by="job 1").subject_id == made
+    with pytest.raises(HiddenTakenError, match="is filled by job 1"):
+        rows.hide(partitions=partitions, filled_by="job 2")
+    assert (
+        rows.hide(partitions=partitions).subject_id == made
+    )  # an earlier version does not say what it is
+
+
+def test_hidden_subject_without_a_job_is_of_the_first_one_that_asks():
+    rows = Published()
+    rows.hide()
+    rows.hide(filled_by="job 1")
+    with pytest.raises(HiddenTakenError):
+        rows.hide(filled_by="job 2")
+
+
+def test_hidden_subject_made_anew_is_not_published_in_place_of_the_one_that_is_meant():
+    """Nor does its publication count as one of the other; without an id it is published as before."""
+    rows = Published()
+    older = rows.hide().subject_id
+    rows.run(begin_subject_deletion, H, DeleteSubject(force=True))
+    dropped = rows.run(pending_removals, limit=10)
+    rows.run(note_removed, {each.key: 0 for each in dropped})
+    newer = rows.hide().subject_id
+    assert newer != older
+    with pytest.raises(SubjectDeletedError, match=f"with id {older} was deleted"):
+        rows.publish(subject_id=older)
+    begun = rows.publish(subject_id=newer)
+    assert begun
+    with pytest.raises(SubjectDeletedError):
+        rows.publish(subject_id=older)
+    assert rows.publish(subject_id=newer) == begun
+    assert rows.publish() == begun
