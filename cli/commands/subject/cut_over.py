@@ -1,7 +1,8 @@
 """Where the consumer groups of a subject go on in the rows of a job that take its messages' place.
 
 Producers go on: the job has sealed what its rows are made of, and what is sent lies behind both.  The groups stand still from
-this look to the publication, which is refused while one has live consumers.
+this look to the publication, which is refused while one has live consumers.  The rows may take minutes to read: where a group
+was reset, or had a consumer, meanwhile, they are read again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from ....spark.reprocess.carrying import SourceOffsets
 
 
+LOOKS_MAX = 3
+"""How often the rows are read while cursors change."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutOver:
     """What a publication has to know to put rows in the place of messages."""
@@ -42,7 +47,7 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
     Raises:
         ManifestError: there is no manifest, it is not complete, or it is of other subjects or of other rows.
         RowsRemovedError: retention has removed some of the rows.
-        CutOverError: messages would be missing.
+        CutOverError: messages would be missing, or cursors change all the while.
         NotSentError: a broker does not answer.
     """
     from ....arrow.reading import read
@@ -66,15 +71,21 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
     _check_rows(manifest, hidden, ends, folder)
     stored = await _stored(admin, subject, before=min(ends))
     covered |= {each.partition_id: each.end for each in stored if each.first >= each.end}
-    cursors = await _cursors(admin, subject, before=min(ends))
-    check_covers(manifest, stored, cursors)
+    for _ in range(LOOKS_MAX):
+        cursors = await _cursors(admin, subject, before=min(ends))
+        check_covers(manifest, stored, cursors)
 
-    def scan() -> dict[str, dict[int, int]]:
-        rows = read(meta, hidden, columns=("partition", "offset", "properties"))
-        return positions(cursors, rows, ends)
+        def scan(now: dict[str, dict[int, int]] = cursors) -> dict[str, dict[int, int]]:
+            rows = read(meta, hidden, columns=("partition", "offset", "properties"))
+            return positions(now, rows, ends)
 
-    starts = await asyncio.to_thread(scan) if cursors else {}
-    return CutOver(starts=starts, ends=covered, subject_id=subject_id)
+        starts = await asyncio.to_thread(scan) if cursors else {}
+        if not cursors or await _cursors(admin, subject, before=min(ends)) == cursors:
+            return CutOver(starts=starts, ends=covered, subject_id=subject_id)
+    raise CutOverError(
+        f"consumer groups of {subject} were reset, or handled messages, while the rows were read: leave them as they are "
+        "until the rows are published"
+    )
 
 
 async def _ends(admin: Admin, hidden: str) -> dict[int, int]:

@@ -11,10 +11,12 @@ import pytest
 
 import keylane.arrow
 from keylane import Admin, Consumer, Message, Producer
+from keylane.cli.commands.subject.cut_over import plan_cut_over
 from keylane.protocol.errors import JobFailedError, PublishBehindError, PublishTargetError
 from keylane.protocol.ids import Subject
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.spark.options import parse_options
+from keylane.spark.reprocess import carrying
 from keylane.spark.reprocess import run as runs
 from keylane.spark.reprocess.folder import OutputFolder
 from keylane.spark.reprocess.job import Job
@@ -131,6 +133,38 @@ async def test_groups_go_on_in_the_rows_where_they_were_in_the_messages(
     left = sorted({b"%d" % number for number in range(101)} - first)
     rest = await handled(file_cluster, "some", 2 * len(left) - 1)
     assert {message.value for message in rest} >= set(left)
+
+
+async def test_group_that_is_reset_while_rows_are_read_goes_on_where_it_was_set(
+    file_cluster: Cluster, tmp_path, monkeypatch
+):
+    """Each message that the group is to handle again is handled again, as its row."""
+    await file_cluster.create("back", partitions=2)
+    await send(file_cluster, range(20), "back")
+    await handled(file_cluster, "again", 20, "back")
+    folder = str(tmp_path / "1")
+    await asyncio.to_thread(backfill, file_cluster, folder, "back.new", same, "back")
+    find, resets = carrying.positions, [lambda: asyncio.run(reset())]
+
+    async def reset() -> None:
+        async with Admin(file_cluster.meta) as admin:
+            await admin.reset_group("back", "again", "earliest")
+
+    def resets_first(*given):
+        found = find(*given)
+        while resets:
+            resets.pop()()
+        return found
+
+    monkeypatch.setattr(carrying, "positions", resets_first)
+    async with Admin(file_cluster.meta) as admin:
+        planned = await plan_cut_over(admin, file_cluster.meta, "back.new", "back", folder)
+        await admin.publish_subject(
+            "back.new", "back", replace=True, starts=planned.starts, ends=planned.ends
+        )
+    assert not resets
+    values = [message.value for message in await handled(file_cluster, "again", 20, "back")]
+    assert sorted(values) == sorted(b"%d" % number for number in range(20))
 
 
 async def test_cut_over_loses_nothing_while_a_producer_sends(file_cluster: Cluster, tmp_path):
