@@ -198,7 +198,7 @@ class Scheduling:
         """The ids of messages: of a repeat with the same subject, idempotency key, messages and time the same ids."""
         if key is None:
             return [self._draw(8 * ID_BYTES).to_bytes(ID_BYTES) for _ in messages]
-        # Keys are of a subject: whoever sends to another one may choose the same key, messages and time.
+        # Keys are of a subject: a caller who sends to another one may choose the same key, messages and time.
         named = f"{subject} {keyed_producer(key, messages)} {deliver_at_ms}"
         return [
             blake2b(f"{named} {number}".encode(), digest_size=ID_BYTES).digest()

@@ -336,7 +336,7 @@ class Guard:
 
 
 def _after(left_out: int, what: str, detail: str) -> str:
-    """The detail of a line behind which so many of its kind were left out."""
+    """The detail of a line, with how many of its kind had none."""
     return "; ".join(
         part for part in (f"{left_out} more were {what} before" * bool(left_out), detail) if part
     )

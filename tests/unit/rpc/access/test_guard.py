@@ -20,7 +20,7 @@ SERVER = Caller("broker.g1", (AccessGrant(Rights.CLUSTER),))
 RATE = 1_000_000
 
 
-class Held:
+class ShopsCapability:
     """A capability that does not end."""
 
     caller = SHOP
@@ -30,11 +30,11 @@ class Held:
         """It does not end."""
 
 
-class Believing:
+class ShopsCapabilities:
     """Believes all capabilities; a frame is about what it says."""
 
-    async def authenticate(self, _nonce: bytes, _asked: Authenticate) -> Held:
-        return Held()
+    async def authenticate(self, _nonce: bytes, _asked: Authenticate) -> ShopsCapability:
+        return ShopsCapability()
 
     def target(self, request: Any) -> AccessTarget:
         subject = getattr(request, "subject", "orders.eu")
@@ -49,7 +49,7 @@ def guarding(caller: Caller = SHOP) -> Guard:
         return [AccessTarget(params["subject"])]
 
     return Guard(
-        identify, targets, clock=SystemClock(), judge=Believing(),
+        identify, targets, clock=SystemClock(), judge=ShopsCapabilities(),
         subject_rate=lambda subject: RATE * (subject == "orders.eu"),
     )  # fmt: skip
 
