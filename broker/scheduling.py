@@ -169,7 +169,7 @@ class Scheduling:
         posted = posted_messages(body, params)
         if any(message.key for message in posted):
             raise DeliverAtKeyError
-        ids = self._ids(posted, deliver_at_ms, params.get(IDEMPOTENCY_KEY))
+        ids = self._ids(subject, posted, deliver_at_ms, params.get(IDEMPOTENCY_KEY))
         sent_at_ns = self._clock.wall_ns()
         messages = [
             Waits(
@@ -193,12 +193,13 @@ class Scheduling:
         )
 
     def _ids(
-        self, messages: list[PostedMessage], deliver_at_ms: int, key: str | None
+        self, subject: str, messages: list[PostedMessage], deliver_at_ms: int, key: str | None
     ) -> list[bytes]:
-        """The ids of messages: of a repeat with the same idempotency key, messages and time the same ids."""
+        """The ids of messages: of a repeat with the same subject, idempotency key, messages and time the same ids."""
         if key is None:
             return [self._draw(8 * ID_BYTES).to_bytes(ID_BYTES) for _ in messages]
-        named = f"{keyed_producer(key, messages)} {deliver_at_ms}"
+        # Keys are of a subject: a caller who sends to another one may choose the same key, messages and time.
+        named = f"{subject} {keyed_producer(key, messages)} {deliver_at_ms}"
         return [
             blake2b(f"{named} {number}".encode(), digest_size=ID_BYTES).digest()
             for number in range(len(messages))

@@ -223,7 +223,7 @@ class BrokerService:
         if waits:
             self.hold(group, request, now_ms + request.wait_ms)
             try:
-                await self._waiting.wait(partition.partition_id, request.wait_ms)
+                await self._waiting.wait(partition.partition_id, request.wait_ms, group)
             except asyncio.CancelledError:  # the client has left
                 self.hold(group, request, self._clock.boot_ms())
                 raise

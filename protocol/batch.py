@@ -34,7 +34,8 @@ from typing import Generic, NamedTuple, TypeVar
 import crc32c
 
 from .errors import CorruptBatchError
-from .limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX, UNPACKED_RATIO_MAX
+from .limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX, KEY_BYTES_MAX, UNPACKED_RATIO_MAX
+from .message import key_too_large
 from .record import (
     HEADER_BYTES,
     Compression,
@@ -244,10 +245,13 @@ def check_lengths(data: bytes | memoryview, header: Header, start: int = 0) -> N
 
     Raises:
         CorruptBatchError: the lengths do not add up to the body, or say that it unpacks to more than is allowed.
+        MessageTooLargeError: a key is over KEY_BYTES_MAX; a consumer could not set its messages aside.
     """
     first = start + HEADER_BYTES + 8 * header.count
     lengths: array[int] = array("I")
     lengths.frombytes(memoryview(data)[first : first + 12 * header.count])
+    if (key_bytes := max(lengths[: header.count])) > KEY_BYTES_MAX:
+        raise key_too_large(key_bytes)
     total = HEADER_BYTES + BYTES_PER_MESSAGE * header.count + sum(lengths)
     if header.compression != Compression.NONE:
         _check_unpacked(header, total)

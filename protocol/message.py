@@ -324,16 +324,21 @@ def check_message_size(
         MessageTooLargeError: the key is over 1 KiB, or key, value and properties together are over the limit.
     """
     if key_bytes > KEY_BYTES_MAX:
-        error = MessageTooLargeError(
-            f"order key too large: {key_bytes} bytes, at most {KEY_BYTES_MAX}",
-            size_bytes=key_bytes,
-            limit_bytes=KEY_BYTES_MAX,
-        )
-        error.hint = "Send a digest of it as the key."
-        raise error
+        raise key_too_large(key_bytes)
     size = key_bytes + value_bytes + properties_bytes
     if size > limit_bytes:
         raise message_too_large(size, limit_bytes)
+
+
+def key_too_large(key_bytes: int) -> MessageTooLargeError:
+    """The error of a message whose key is over the limit."""
+    error = MessageTooLargeError(
+        f"order key too large: {key_bytes} bytes, at most {KEY_BYTES_MAX}",
+        size_bytes=key_bytes,
+        limit_bytes=KEY_BYTES_MAX,
+    )
+    error.hint = "Send a digest of it as the key."
+    return error
 
 
 def message_too_large(size_bytes: int, limit_bytes: int) -> MessageTooLargeError:

@@ -1,6 +1,6 @@
 """What plain HTTP callers may take of a server: time for each part of a request, and a number of connections.
 
-    accepted ─▶ room? ─no─▶ 503, closed
+    accepted ─▶ room? ─no─▶ the oldest that has not said who calls is closed; without one: 503, closed
                   │yes
                   ▼
     head, in `head_s` ─▶ body, in `body_s` ─▶ handler ─▶ answer taken, in `answer_s` ─▶ next head, in `head_s`
@@ -8,6 +8,7 @@
 Invariants
     A connection that sends no whole request head in time is closed, an idle one included.
     A connection of the data plane counts until its handshake, and no longer: it has limits of its own.
+    With access control, who does not say who calls keeps no place from those who do.
 """
 
 from __future__ import annotations
@@ -77,13 +78,18 @@ class HttpLimits:
 class _Handler(web.RequestHandler):
     """aiohttp's end of a connection; bytes that are no HTTP are answered with a typed error."""
 
-    __slots__ = ("_begun", "_head_s", "_on_refused")
+    __slots__ = ("_begun", "_head_s", "_on_refused", "_unknown")
 
     def __init__(
-        self, *args: Any, on_refused: Callable[[KeylaneError, str, str], None], **kwargs: Any
+        self,
+        *args: Any,
+        on_refused: Callable[[KeylaneError, str, str], None],
+        unknown: UnknownCallers | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._on_refused = on_refused
+        self._unknown = unknown
         self._head_s: float = kwargs["keepalive_timeout"]
         self._begun = False
         """True while a part of a request's head is here."""
@@ -99,10 +105,29 @@ class _Handler(web.RequestHandler):
             self._on_refused(error, "head of a request", self._remote())
         super().force_close()
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The client is there, and has not said who calls."""
+        super().connection_made(transport)
+        if self._unknown is not None:
+            self._unknown.add(self)
+
     def connection_lost(self, exc: BaseException | None) -> None:
         """The client has left."""
         self._begun = False
+        self.keep()
         super().connection_lost(exc)
+
+    def keep(self) -> None:
+        """It is known who calls, or the data plane has the connection: it makes room for no other one."""
+        if self._unknown is not None:
+            self._unknown.discard(self)
+
+    def make_room(self, limit: int) -> None:
+        """Close the connection, for another one."""
+        error = OverloadedError("too many connections have not said who calls", limit=limit)
+        self._on_refused(error, "connection", self._remote())
+        if self.transport is not None:
+            self.transport.abort()
 
     def _remote(self) -> str:
         peer = None if self.transport is None else self.transport.get_extra_info("peername")
@@ -138,6 +163,40 @@ class _Handler(web.RequestHandler):
         return response
 
 
+class UnknownCallers:
+    """The HTTP connections of a server whose callers have not said who they are, the oldest first."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[_Handler, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._handlers)
+
+    def add(self, handler: _Handler) -> None:
+        """Note a new connection."""
+        self._handlers[handler] = None
+
+    def discard(self, handler: _Handler) -> None:
+        """Forget a connection, if it is here."""
+        self._handlers.pop(handler, None)
+
+    def close_oldest(self, limit: int) -> bool:
+        """Close the oldest; False: there is none."""
+        if not self._handlers:
+            return False
+        oldest = next(iter(self._handlers))
+        del self._handlers[oldest]
+        oldest.make_room(limit)
+        return True
+
+
+def keep_connection(request: web.Request) -> None:
+    """Note that it is known who calls on the connection of a request."""
+    handler = request.protocol
+    if isinstance(handler, _Handler):
+        handler.keep()
+
+
 class LimitedSite(web.BaseSite):
     """
     A listening socket whose new connections are refused while there are too many.
@@ -147,6 +206,7 @@ class LimitedSite(web.BaseSite):
         exempt: how many open connections do not count.
         tls: None: plain HTTP.
         on_refused: called with the error, what was asked for and the host of a caller that no request is known of.
+        guarded: callers say who they are, and make room for those who have not.
     """
 
     def __init__(
@@ -160,6 +220,7 @@ class LimitedSite(web.BaseSite):
         exempt: Callable[[], int],
         tls: ServerTls | None = None,
         on_refused: Callable[[KeylaneError, str, str], None] = lambda *_told: None,
+        guarded: bool = False,
     ) -> None:
         super().__init__(runner, ssl_context=None if tls is None else tls.context, backlog=backlog)
         self._host = host
@@ -167,6 +228,7 @@ class LimitedSite(web.BaseSite):
         self._limits = limits
         self._exempt = exempt
         self._on_refused = on_refused
+        self._unknown = UnknownCallers() if guarded else None
         self._openings: TlsOpenings | None = None
         if tls is not None:
             self._openings = TlsOpenings(
@@ -206,11 +268,14 @@ class LimitedSite(web.BaseSite):
         server = self._runner.server
         assert server is not None
         most = self._limits.connections_max
-        if len(server.connections) - self._exempt() >= most:
+        full = len(server.connections) - self._exempt() >= most
+        # Who is closed here leaves the connections of the server in the next turn of the event loop.
+        if full and (self._unknown is None or not self._unknown.close_oldest(most)):
             return _Refusal(most, self._on_refused)
         return _Handler(
             server,
             on_refused=self._on_refused,
+            unknown=self._unknown,
             loop=asyncio.get_running_loop(),
             keepalive_timeout=self._limits.head_s,  # aiohttp's time for the first head, and for the next
             lingering_time=LINGERING_S,

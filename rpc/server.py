@@ -63,7 +63,7 @@ from ..protocol.errors import (
     TokenIdUnknownError,
     UnauthenticatedError,
 )
-from ..protocol.http.endpoint import Endpoint
+from ..protocol.http.endpoint import Endpoint, Rights
 from ..protocol.http.openapi import openapi_document
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import CONTROL_BYTES_MAX
@@ -73,7 +73,7 @@ from .access.guard import Guard, Passed
 from .access.peers import peer_of
 from .access.throttling import THROTTLED_HEADER
 from .answer_room import AnswerRoom, begin_answer
-from .intake import ENCODINGS, HttpLimits, LimitedSite, decoded_body
+from .intake import ENCODINGS, HttpLimits, LimitedSite, decoded_body, keep_connection
 from .listening import cannot_listen, check_loopback, check_port
 from .origin import check_fetch_site, check_host, check_origins
 from .plane.data_plane import STUCK_S, Begin, DataHandler, DataPlane
@@ -209,6 +209,8 @@ def _control_handler(
     async def read(request: web.Request) -> tuple[Any, Params, int]:
         body: object = None
         size = 0
+        if endpoint.rights is not Rights.OPEN:
+            keep_connection(request)  # a guard asks for the body once it knows who calls
         if endpoint.request is not None:
             data = await _read_body(request, body_s)
             size = len(data)
@@ -472,6 +474,7 @@ class Server:
             exempt=lambda: self.connections,
             tls=self._tls,
             on_refused=self._no_request,
+            guarded=self._guard is not None,
         )
         try:
             await site.start()

@@ -33,6 +33,7 @@ Source: Kafka's idempotent producer (KIP-98), which remembers five batches and c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -172,12 +173,32 @@ def _decide_keyed(producer: ProducerState | None, header: Header) -> Duplicate |
     raise IdempotencyKeyReusedError(partition_id=header.partition_id, base_offset=batch.base_offset)
 
 
-def forget_producer(producers: dict[int, ProducerState]) -> tuple[int, ProducerState]:
-    """Forget the idempotency key of the oldest append; without keys, the producer of the oldest append."""
-    oldest = next((number for number in producers if number >= KEYED_IDS), None)
-    if oldest is None:
-        oldest = next(iter(producers))
-    return oldest, producers.pop(oldest)
+class Producers(dict[int, ProducerState]):
+    """Producer id → state; the producer of the oldest append is first.  The keys among them are found without a search."""
+
+    __slots__ = ("_keyed",)
+
+    def __init__(self, states: Mapping[int, ProducerState] | None = None) -> None:
+        super().__init__(states or {})
+        self._keyed = {number: None for number in self if number >= KEYED_IDS}
+        """Ids of idempotency keys, in the same order."""
+
+    def __setitem__(self, number: int, state: ProducerState) -> None:
+        super().__setitem__(number, state)
+        if number >= KEYED_IDS:
+            self._keyed[number] = None
+
+    def take(self, number: int) -> ProducerState | None:
+        """Take a producer out, if it is here."""
+        if number >= KEYED_IDS:
+            self._keyed.pop(number, None)
+        return self.pop(number, None)
+
+    def forget(self) -> tuple[int, ProducerState]:
+        """Forget the idempotency key of the oldest append; without keys, the producer of the oldest append."""
+        oldest = next(iter(self._keyed or self))
+        self._keyed.pop(oldest, None)
+        return oldest, self.pop(oldest)
 
 
 def after_append(

@@ -39,7 +39,7 @@ from ...protocol.control import HostPartition, Retention
 from ...protocol.errors import CorruptLogError
 from ...protocol.offsets import AckedOffsets
 from ...protocol.routing import OrderStrategy, Partition, PartitionState
-from .appends import CRC_UNKNOWN, ProducerState, StoredBatch
+from .appends import CRC_UNKNOWN, Producers, ProducerState, StoredBatch
 from .parked import Parked
 from .partition import Group, HostedPartition, Lost
 from .records import HoldBody
@@ -331,9 +331,11 @@ def _shared(text: str) -> str:
     return _strings.setdefault(text, text)
 
 
-def _producers(decoded: _SummedImage) -> dict[int, ProducerState]:
+def _producers(decoded: _SummedImage) -> Producers:
     crcs = iter(decoded.body_crcs)
-    return {
-        number: ProducerState(epoch, following, _batches(latest, next(crcs, [])))
-        for number, epoch, following, latest in decoded.producers
-    }
+    return Producers(
+        {
+            number: ProducerState(epoch, following, _batches(latest, next(crcs, [])))
+            for number, epoch, following, latest in decoded.producers
+        }
+    )

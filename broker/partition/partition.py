@@ -36,7 +36,7 @@ from ...protocol.offsets import AckedOffsets, IntervalSet, Range
 from ...protocol.parked import FailingMessage
 from ...protocol.record import Compression, Header
 from ...protocol.routing import PartitionState
-from .appends import Duplicate, ProducerState, after_append, decide_append, forget_producer
+from .appends import Duplicate, Producers, ProducerState, after_append, decide_append
 from .in_flight import InFlight
 from .parked import Parked
 from .pull_lock import PullLock, raise_fence
@@ -242,8 +242,7 @@ class HostedPartition:
         """The partition takes no more appends; set when the seal is decided."""
         self.ended = False
         """The seal is durable, and so is every record before it.  Readers see the end only then."""
-        self.producers: dict[int, ProducerState] = {}
-        """Producer id → state; the producer of the oldest append is first."""
+        self.producers = Producers()
         self.clashed: set[int] = set()
         """Producers whose epoch two clients use.  They store nothing more in this epoch.  In memory only."""
         self.groups: dict[str, Group] = {}
@@ -382,12 +381,12 @@ class HostedPartition:
         """Add a batch to the state; returns the argument of `undo_append`."""
         assert base_offset == self.next_offset
         producers, producer_id = self.producers, header.producer_id
-        before = producers.pop(producer_id, None)
+        before = producers.take(producer_id)
         undo_time = self.appended_at_ms
         forgotten = None
         if producer_id != NO_PRODUCER:
             if len(producers) >= PRODUCERS_PER_PARTITION_MAX:
-                forgotten = forget_producer(producers)
+                forgotten = producers.forget()
                 self.clashed.discard(forgotten[0])
             producers[producer_id] = after_append(before, header, base_offset=base_offset)
             self.clashed.discard(producer_id)
@@ -398,9 +397,9 @@ class HostedPartition:
     def undo_append(self, undo: AppendUndo) -> None:
         """Take back the newest append."""
         self.next_offset, self.appended_at_ms, producer_id, before, forgotten = undo
-        self.producers.pop(producer_id, None)
+        self.producers.take(producer_id)
         if forgotten is not None:
-            self.producers = {forgotten[0]: forgotten[1], **self.producers}
+            self.producers = Producers({forgotten[0]: forgotten[1], **self.producers})
         if before is not None:
             self.producers[producer_id] = before
         else:

@@ -124,6 +124,8 @@ class Scheduler:
         self._writer = JournalWriter(journal, run_blocking, written=self._clean)
         self._writing: dict[bytes, asyncio.Future[None]] = {}
         """Messages that are not durable yet."""
+        self._writing_subjects: dict[bytes, str] = {}
+        """The subjects of these."""
         self._canceling: dict[bytes, asyncio.Future[None]] = {}
         """Cancels and drops that are not durable yet."""
         self._writing_bytes = 0
@@ -194,9 +196,9 @@ class Scheduler:
         return self._agenda.soonest(limit, subject)
 
     def subject_of(self, scheduled_id: bytes) -> str | None:
-        """The subject of a message that waits; None: none waits under this id."""
+        """The subject of a message that waits, or is being written; None: there is none of this id."""
         entry = self._agenda.entries.get(scheduled_id)
-        return None if entry is None else entry.subject
+        return self._writing_subjects.get(scheduled_id) if entry is None else entry.subject
 
     async def schedule(self, messages: Sequence[Waits]) -> list[bool]:
         """
@@ -246,6 +248,7 @@ class Scheduler:
             self._writing_bytes -= size
             for message in messages:
                 del self._writing[message.scheduled_id]
+                del self._writing_subjects[message.scheduled_id]
 
         def kept(place: Place) -> None:
             end()
@@ -257,6 +260,7 @@ class Scheduler:
         self._writing_bytes += size
         for message in messages:
             self._writing[message.scheduled_id] = done
+            self._writing_subjects[message.scheduled_id] = message.subject
         await asyncio.shield(done)
 
     async def cancel(self, scheduled_id: bytes) -> CancelOutcome:

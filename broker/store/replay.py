@@ -25,7 +25,6 @@ from __future__ import annotations
 from ...protocol.errors import CorruptLogError, DataFolderError, KeylaneError
 from ...protocol.limits import PRODUCERS_PER_PARTITION_MAX
 from ...protocol.record import Header, Kind
-from ..partition.appends import forget_producer
 from ..partition.image import Part, part_of
 from ..partition.partition import END_UNKNOWN, HostedPartition
 from ..partition.records import (
@@ -331,10 +330,10 @@ def _take_producers(restored: HostedPartition, known: HostedPartition, *, ordere
     """
     for number, state in restored.producers.items():
         if ordered or known.producers.get(number) != state:
-            known.producers.pop(number, None)
+            known.producers.take(number)
             known.producers[number] = state
     while len(known.producers) > PRODUCERS_PER_PARTITION_MAX:
-        forget_producer(known.producers)
+        known.producers.forget()
 
 
 _KINDS = frozenset(Kind)

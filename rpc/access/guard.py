@@ -18,11 +18,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
-from ...protocol.access.rights import SOME_SUBJECT
 from ...protocol.access.tokens import check_no_token
 from ...protocol.clock import Clock
 from ...protocol.errors import (
     HandshakeError,
+    InvalidNameError,
     KeylaneError,
     MessageTooLargeError,
     PartitionUnknownError,
@@ -44,12 +44,13 @@ from ...protocol.frames import (
 )
 from ...protocol.http.audit import AuditEvent
 from ...protocol.http.endpoint import Endpoint, Rights
+from ...protocol.ids import check_name
 from . import audit
 from .audit_detail import detail_of
 from .caller import UNKNOWN_CALLER, AccessTarget, Caller
 from .pacing import GRACE_MS, HTTP_HOLD_MS, NO_DELAY, Delay, Pacing, exceeded
 from .peers import Peer
-from .refusal_notes import RefusalNotes
+from .refusal_notes import ReadNotes, RefusalNotes
 
 AUTHENTICATE_S = 5.0
 """A connection of the data plane says within this time who calls."""
@@ -144,6 +145,7 @@ class Guard:
         self._on_audit = on_audit
         self.pacing = Pacing()
         self.refusals = RefusalNotes()
+        self.reads = ReadNotes()
         self.subject_rate = subject_rate
         self._identify = identify
         self._targets_of = targets_of
@@ -210,6 +212,7 @@ class Guard:
             for target in targets:
                 caller.check(endpoint.rights, *target)
             self.charge(caller, size)
+            waited_ms += await self._take_subject_turn(caller, endpoint, targets, size)
             answer = await handle(body, params)
             if endpoint.is_get and self._version() != version:
                 now = await self.caller(endpoint, authorization, peer)
@@ -224,7 +227,10 @@ class Guard:
             raise
         if audit.is_audited(endpoint):
             did = f"{endpoint.method} {endpoint.path}"
-            self.note(caller, remote, did, target, detail=detail)
+            if endpoint.rights is Rights.READ:
+                self.note_read(caller, remote, did, target, detail)
+            else:
+                self.note(caller, remote, did, target, detail=detail)
         return Passed(answer, caller, waited_ms)
 
     async def _take_turn(self, caller: Caller, endpoint: Endpoint[Any]) -> int:
@@ -252,6 +258,33 @@ class Guard:
             await asyncio.sleep(delay.ms / 1000)
         return round(delay.ms)
 
+    async def _take_subject_turn(
+        self, caller: Caller, endpoint: Endpoint[Any], targets: Sequence[AccessTarget], size: int
+    ) -> int:
+        """
+        Wait for the limit of the subject that a call stores messages in, and count its bytes.
+
+        Returns, Raises:
+            As `_take_turn`.
+        """
+        if endpoint.rights is not Rights.PRODUCE or not size or caller.is_server:
+            return 0
+        waited_ms = 0.0
+        for subject in {target.subject for target in targets}:
+            rate = self.subject_rate(check_name("subject", subject))
+            if not rate:
+                continue
+            now_ms = self._clock.boot_ms()
+            delay = self.pacing.subject_delay(subject, rate, now_ms)
+            if delay.ms > HTTP_HOLD_MS:
+                raise exceeded(caller.principal, delay)
+            self.pacing.take_subject(subject, rate, size, now_ms)
+            if delay.ms:
+                self.pacing.note_wait(caller.principal, delay)
+                await asyncio.sleep(delay.ms / 1000)
+                waited_ms += delay.ms
+        return round(waited_ms)
+
     def charge(self, caller: Caller, size: int) -> None:
         """Count bytes of a request or an answer."""
         if size and caller.is_paced:
@@ -270,6 +303,15 @@ class Guard:
             return None
         return ConnectionAccess(self, self._judge, remote, self._clock)
 
+    def note_read(
+        self, caller: Caller, remote: str, did: str, target: AccessTarget, detail: str
+    ) -> None:
+        """Write a line about a read that was allowed; of too many of a kind, only some have one."""
+        kind = (remote, caller.principal, did, *target)
+        left_out = self.reads.admit(kind, self._clock.boot_ms())
+        if left_out is not None:
+            self.note(caller, remote, did, target, detail=_after(left_out, "done", detail))
+
     def note(
         self,
         caller: Caller,
@@ -285,13 +327,19 @@ class Guard:
             left_out = self.refusals.admit(remote, kind, self._clock.boot_ms())
             if left_out is None:
                 return
-            if left_out:
-                detail = f"{left_out} more were refused before{'; ' if detail else ''}{detail}"
+            detail = _after(left_out, "refused", detail)
         event = audit.note(
             at_ms=self._clock.wall_ms(), who=caller.principal, remote=remote, did=did,
             target=target, error=error, detail=detail,
         )  # fmt: skip
         self._on_audit(event)
+
+
+def _after(left_out: int, what: str, detail: str) -> str:
+    """The detail of a line, with how many of its kind had none."""
+    return "; ".join(
+        part for part in (f"{left_out} more were {what} before" * bool(left_out), detail) if part
+    )
 
 
 def _is_refusal(error: KeylaneError) -> bool:
@@ -434,22 +482,23 @@ class ConnectionAccess:
                 raise UnauthenticatedError(
                     "the connection has not said who calls", reason="not authenticated"
                 )
+            _check_names(request)
             target = self._judge.target(request)
             self._caller.check(FRAME_RIGHTS.get(kind, Rights.CONSUME), *target)
-        except PartitionUnknownError:
+        except (PartitionUnknownError, InvalidNameError):
             raise
         except KeylaneError as error:
             self._guard.note(self._caller, self._remote, kind.__name__, target, error)
             raise
         if kind in _AUDITED:
-            where = str(getattr(request, "partition_id", ""))
-            self._guard.note(
-                self._caller, self._remote, kind.__name__, target, detail=f"partition {where}"
-            )
+            where = f"partition {getattr(request, 'partition_id', '')}"
+            did = (self._caller, self._remote, kind.__name__, target)
             if kind is not Read:
+                self._guard.note(*did, detail=where)
                 return  # each edit has a line of its own
-        if target.subject == SOME_SUBJECT:
-            return  # the same id may be of a subject later
+            self._guard.note_read(*did, where)
+        if kind is CancelScheduled:
+            return  # each has an id of its own
         if len(self._allowed) >= ALLOWED_MAX:
             self._allowed.clear()
         self._allowed[key] = target
@@ -459,5 +508,14 @@ def _key(request: Request) -> tuple[object, ...]:
     """What decides about a frame."""
     partition_id = getattr(request, "partition_id", None)
     if partition_id is None:  # it is about a subject, or a scheduled message
-        return type(request), request
+        return type(request), getattr(request, "subject", request)
     return type(request), partition_id, getattr(request, "group", None)
+
+
+def _check_names(request: Request) -> None:
+    """Check the names that are kept with a decision, which are as long as their sender likes.  Raises InvalidNameError."""
+    group = getattr(request, "group", None)
+    if group is not None:
+        check_name("consumer group", group)
+    elif isinstance(request, Schedule):
+        check_name("subject", request.subject)

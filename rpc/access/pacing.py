@@ -100,9 +100,17 @@ class Pacing:
             if bucket is not None
         ]
         if subject_rate:
-            bucket = self._bucket(subject, subject_rate, now_ms)
-            waits.append(Delay(bucket.debt_ms(now_ms), f"bytes of subject {subject!r}"))
+            waits.append(self.subject_delay(subject, subject_rate, now_ms))
         return max(waits, default=NO_DELAY)
+
+    def subject_delay(self, subject: str, rate: int, now_ms: float) -> Delay:
+        """How long a call that stores messages in the subject waits for its limit alone; takes nothing."""
+        debt_ms = self._bucket(subject, rate, now_ms).debt_ms(now_ms)
+        return Delay(debt_ms, f"bytes of subject {subject!r}")
+
+    def take_subject(self, subject: str, rate: int, size: int, now_ms: float) -> None:
+        """Count bytes that are stored in the subject."""
+        self._bucket(subject, rate, now_ms).take(size, now_ms)
 
     def take(
         self,
@@ -122,7 +130,7 @@ class Pacing:
         if pace.requests is not None and requests:
             pace.requests.take(requests, now_ms)
         if subject_rate and size:
-            self._bucket(subject, subject_rate, now_ms).take(size, now_ms)
+            self.take_subject(subject, subject_rate, size, now_ms)
 
     def note_wait(self, principal: str, delay: Delay) -> None:
         """Count a wait, for the metrics."""

@@ -1,10 +1,12 @@
-"""Decides which refusals the audit log has a line about, so that a flood of them fills no disk.  Pure.
+"""Decides which refusals and reads the audit log has a line about, so that a flood of them fills no disk.  Pure.
 
     refusal ─▶ of its kind ─▶ of its host ─▶ of the server ─▶ a line, with how many of its kind were left out before it
+    read    ─▶ of its kind ─▶ a line, likewise
 
 An allowance fills again over time; a host that floods uses up its own before that of the server.
 
 Invariants
+    Reads of one subject use up no line of reads of another one, which they would hide.
     A server writes at most REFUSALS.burst lines about refusals at once, and REFUSALS.per_s a second after it.
     What is left out is counted.
 """
@@ -28,6 +30,7 @@ class Allowance(NamedTuple):
 OF_KIND: Final = Allowance(100, 1.0)
 OF_HOST: Final = Allowance(500, 1.0)
 REFUSALS: Final = Allowance(2_000, 2.0)
+READS_OF_KIND: Final = Allowance(20, 1 / 60)
 
 
 class _Level:
@@ -88,6 +91,38 @@ class RefusalNotes:
         for level in levels:
             level.take()
         left_out, of_kind.left_out = of_kind.left_out, 0
+        return left_out
+
+
+class ReadNotes:
+    """
+    The lines of one server about reads that are allowed; times are passed in, in milliseconds.
+
+    Attributes:
+        left_out: reads without a line.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: OrderedDict[Hashable, _Level] = OrderedDict()
+        self.left_out = 0
+
+    def admit(self, kind: tuple[Hashable, ...], now_ms: int) -> int | None:
+        """
+        Take a read.
+
+        Args:
+            kind: who reads what, from where.
+
+        Returns:
+            As `RefusalNotes.admit`.
+        """
+        level = _known(self._kinds, kind, READS_OF_KIND, now_ms)
+        if not level.has(now_ms):
+            level.left_out += 1
+            self.left_out += 1
+            return None
+        level.take()
+        left_out, level.left_out = level.left_out, 0
         return left_out
 
 

@@ -42,8 +42,8 @@ def access_figures(guard: Guard, audit: AuditBuffer) -> Callable[[], Awaitable[I
             ),
             counter(
                 "keylane_audit_left_out_total",
-                "Refusals that the audit log has no line about, because there are too many.",
-                guard.refusals.left_out,
+                "Refusals and reads that the audit log has no line about, because there are too many.",
+                guard.refusals.left_out + guard.reads.left_out,
             ),
         ]
 

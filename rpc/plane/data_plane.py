@@ -58,6 +58,7 @@ from ..access.guard import FETCHING, Guard
 from ..access.pacing import HOLD_MS
 from ..answer_room import AnswerRoom, begin_answer
 from ..http_network import HEARTBEAT_SECONDS
+from ..intake import keep_connection
 from ..websocket.accepting import accept_socket
 from ..websocket.framing import CloseCode
 from .connection import GOODBYE_S, Parts, PlaneCall, PlaneConnection
@@ -124,6 +125,7 @@ class DataPlane:
         """Serve a new connection until it ends."""
         if len(self._connections) >= CONNECTIONS_MAX:
             raise OverloadedError("too many connections of the data plane", limit=CONNECTIONS_MAX)
+        keep_connection(request)
         response, socket = await accept_socket(
             request,
             bytes_max=FRAME_BYTES_MAX if self._guard is None else INTRODUCTION_BYTES_MAX,

@@ -262,13 +262,14 @@ async def test_posted_body_is_kept_with_an_id_for_each_message():
 
 
 async def test_repeated_post_with_an_idempotency_key_has_the_same_ids():
-    """Other messages, another time and another key have other ids."""
+    """Other messages, another subject, time and key have other ids."""
     calls = SchedulingCalls()
     first = await calls.post(b"v", **{IDEMPOTENCY_KEY: "k"})
     assert await calls.post(b"v", **{IDEMPOTENCY_KEY: "k"}) == first
     others = [
         await calls.post(b"w", **{IDEMPOTENCY_KEY: "k"}),
         await calls.post(b"v", **{IDEMPOTENCY_KEY: "l"}),
+        await calls.post(b"v", subject="t", **{IDEMPOTENCY_KEY: "k"}),
         await calls.post(b"v", deliver_at=f"{NOW_MS + 2}", **{IDEMPOTENCY_KEY: "k"}),
     ]
     assert first not in others

@@ -20,7 +20,12 @@ from keylane.protocol.batch import (
     slices,
 )
 from keylane.protocol.errors import CorruptBatchError, MessageTooLargeError
-from keylane.protocol.limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX, MESSAGE_BYTES_MAX
+from keylane.protocol.limits import (
+    BATCH_BYTES_MAX,
+    BATCH_COUNT_MAX,
+    KEY_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+)
 from keylane.protocol.record import (
     HEADER_BYTES,
     RECORD_BYTES_MAX,
@@ -210,6 +215,27 @@ def test_lengths_that_lie_are_found_without_cutting_the_batch():
     data[HEADER_BYTES + 16] += 1
     with pytest.raises(CorruptBatchError, match="add up"):
         check_lengths(bytes(data), header)
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+def test_key_over_the_limit_is_refused_whatever_sent_it(compression):
+    """Producers refuse it; a broker took it from others, and no consumer could set its messages aside."""
+    for key_bytes in (KEY_BYTES_MAX, KEY_BYTES_MAX + 1):
+        batch = encode_batch(
+            partition_id=7,
+            sent_at_ns=[1, 2],
+            keys=[b"a", b"k" * key_bytes],
+            values=[b"x", b"y"],
+            producer_id=1,
+            producer_epoch=0,
+            sequence=0,
+            compression=compression,
+        )
+        if key_bytes <= KEY_BYTES_MAX:
+            check_lengths(batch, check_batch(batch))
+            continue
+        with pytest.raises(MessageTooLargeError, match="order key too large"):
+            check_lengths(batch, check_batch(batch))
 
 
 @pytest.mark.parametrize("compression", list(Compression))

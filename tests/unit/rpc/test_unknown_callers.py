@@ -1,8 +1,10 @@
-"""Connections of the data plane whose callers are not known: bounded in number and in what they may send."""
+"""Connections whose callers are not known: bounded in number and in what they may send, and they keep no place."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -10,15 +12,18 @@ import pytest
 
 from keylane.protocol.access.rights import AccessGrant, Rights
 from keylane.protocol.clock import SystemClock
+from keylane.protocol.control import Done
 from keylane.protocol.endpoints import DATA_PATH
 from keylane.protocol.errors import OverloadedError
 from keylane.protocol.frames import Append, Authenticate, Authenticated, Released, encode_frame
 from keylane.protocol.frames import decode_answer as decoded
+from keylane.protocol.http.endpoint import Endpoint
 from keylane.rpc.access.caller import AccessTarget, Caller
 from keylane.rpc.access.guard import Guard
+from keylane.rpc.intake import HttpLimits
 from keylane.rpc.plane import data_plane
 from keylane.rpc.plane.data_plane import INTRODUCTION_BYTES_MAX
-from keylane.rpc.server import Server
+from keylane.rpc.server import ControlRoute, Server
 from keylane.rpc.websocket.framing import CloseCode
 from support.raw_frames import greet
 
@@ -96,3 +101,97 @@ async def test_large_frame_is_taken_from_known_callers_alone(server):
     await unknown.send_bytes(encode_frame(8, Append(1), large))
     answer = await unknown.receive()
     assert (answer.type, answer.data) == (aiohttp.WSMsgType.CLOSE, CloseCode.MESSAGE_TOO_BIG)
+
+
+PLACES = 4
+
+
+@contextlib.asynccontextmanager
+async def http_server(noted: list[Any]) -> AsyncIterator[Server]:
+    """A server with access control and few places for plain HTTP; a call waits for as long as its query says."""
+
+    async def identify(_text: str) -> Caller:
+        return Caller("shop", (AccessGrant(Rights.READ),))
+
+    async def targets(_endpoint: Any, _body: Any, _params: Any) -> list[AccessTarget]:
+        return [AccessTarget("orders")]
+
+    async def ask(_body: object, params: Any) -> Done:
+        await asyncio.sleep(float(params.get("s", 0)))
+        return Done()
+
+    async def handle(_request: Any, _payload: Any) -> tuple[Released, bytes]:
+        return Released(), b""
+
+    guard = Guard(identify, targets, clock=SystemClock(), judge=Believing(), on_audit=noted.append)
+    routes = [
+        ControlRoute(Endpoint("GET", "/v1/asked", None, Done, Rights.ANY, "", ("s",)), ask),
+        ControlRoute(Endpoint("GET", "/health/live", None, Done, Rights.OPEN, ""), ask),
+    ]
+    limits = HttpLimits(connections_max=PLACES)
+    server = Server(routes, data_handler=handle, limits=limits, guard=guard)
+    await server.start("127.0.0.1", 0)
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET /v1/asked HTTP/1.1\r\nHost: loc",
+        b"GET /health/live?s=60 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer x\r\n\r\n",
+        b"GET /v1/asked?s=60 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+    ids=["silent", "half a head", "a call for all", "no token"],
+)
+async def test_http_callers_that_are_not_known_keep_no_place_from_those_who_are(said: bytes):
+    """Until now as many strangers as there are places kept all others out, those of the data plane too."""
+    noted: list[Any] = []
+    writers: list[asyncio.StreamWriter] = []
+    token = {"Authorization": "Bearer x"}
+
+    async def strangers(number: int) -> None:
+        for _ in range(number):
+            _reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(said)
+            writers.append(writer)
+        await asyncio.sleep(0.1)
+
+    async with (
+        http_server(noted) as server,
+        aiohttp.ClientSession(f"http://{server.address}", headers=token) as session,
+        asyncio.timeout(30),
+    ):
+        try:
+            await strangers(2 * PLACES)
+            plane = await session.ws_connect(DATA_PATH)
+            waits = asyncio.create_task(session.get("/v1/asked?s=0.5"))
+            await strangers(2 * PLACES)
+            for _ in range(2):
+                async with session.get("/v1/asked") as answer:
+                    assert answer.status == 200
+            await strangers(2 * PLACES)
+            assert (await waits).status == 200
+            await greet(plane)
+        finally:
+            for writer in writers:
+                writer.transport.abort()
+    assert OverloadedError.code in {event.code for event in noted}
+
+
+async def test_known_http_callers_keep_their_places():
+    noted: list[Any] = []
+    token = {"Authorization": "Bearer x"}
+    async with (
+        http_server(noted) as server,
+        aiohttp.ClientSession(f"http://{server.address}", headers=token) as session,
+        asyncio.timeout(30),
+    ):
+        waits = [asyncio.create_task(session.get("/v1/asked?s=1")) for _ in range(PLACES)]
+        await asyncio.sleep(0.3)
+        async with session.get("/v1/asked") as answer:
+            assert answer.status == 503
+        assert [(await call).status for call in waits] == [200] * PLACES

@@ -9,7 +9,7 @@ import pytest
 from keylane.broker.answering.waiting import LongPolls
 from keylane.broker.partition.in_flight import InFlight
 from keylane.protocol.errors import FencedError
-from keylane.protocol.frames import AcquireShared, PullShared
+from keylane.protocol.frames import Acquire, AcquireShared, Pull, PullShared
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
 from sim.machines.store import Desk, batch, open_store
@@ -134,3 +134,19 @@ async def test_lock_is_kept_by_pull_ack_and_empty_ack(desk):
     assert holder() == owner
     await desk.release(5, owner)
     assert holder() is None
+
+
+async def test_owner_that_pulls_again_ends_its_older_pull_with_tags(desk):
+    """Each keeps its tags, up to 20 kB; a connection has thousands of pulls."""
+    await desk.say(Acquire(1, "audit", SESSIONS[0], 5, 60_000))
+    pulls = []
+    for number in range(50):
+        pull = Pull(1, "audit", SESSIONS[0], 5, 0, 1 << 20, 30_000, (f"tag {number}",))
+        pulls.append(asyncio.create_task(desk.say(pull)))
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.05)
+    assert [pull.done() for pull in pulls] == [True] * 49 + [False]
+    assert {(await pull).upto for pull in pulls[:-1]} == {0}
+    desk.service.close()
+    await pulls[-1]
+    assert not desk.service._waiting._of_owners

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from keylane.broker.partition.appends import ProducerState
 from keylane.broker.partition.image import image_of, partition_of
 from keylane.protocol.batch import check_batch
 from keylane.protocol.errors import (
@@ -13,6 +14,7 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.http.idempotency import ASKED
 from keylane.protocol.ids import KEYED_IDS, NO_PRODUCER
+from keylane.protocol.limits import PRODUCERS_PER_PARTITION_MAX
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
 from sim.machines.store import Desk, batch, open_store
@@ -131,3 +133,27 @@ async def test_undone_append_restores_what_it_changed(desk, monkeypatch, produce
     assert partition.next_offset == 6
     partition.undo_append(undo)
     assert (partition.next_offset, list(partition.producers.items())) == (4, before)
+
+
+class ComparedId(int):
+    """An id that counts how often it is asked whether it is one of a key."""
+
+    compared = 0
+
+    def __ge__(self, other: int) -> bool:
+        ComparedId.compared += 1
+        return int(self) >= other
+
+
+@pytest.mark.parametrize("last", [7, KEY])
+async def test_full_partition_forgets_a_producer_without_a_search(desk, last):
+    """Each append of a new producer looked at all 10,000 of them, on the event loop that serves all others."""
+    partition = desk.store.state.partition(1)
+    for number in [*range(1_000, 1_000 + PRODUCERS_PER_PARTITION_MAX), last]:
+        partition.producers[ComparedId(number)] = ProducerState(5, 1, ())
+    header = check_batch(batch(producer_id=99))
+    ComparedId.compared = 0
+    partition.apply_append(header, base_offset=partition.next_offset, appended_at_ms=1)
+    oldest = KEY if last == KEY else 1_000
+    assert oldest not in partition.producers
+    assert ComparedId.compared < 10

@@ -251,6 +251,19 @@ async def test_repeated_message_is_kept_once():
     assert subjects.values == [b"a"]
 
 
+async def test_subject_of_a_message_is_known_while_it_is_written():
+    """Whose right to cancel it counts; a caller with a right on another subject knew of no subject until then."""
+    scheduler = open_scheduler(SimDisk())
+    kept = message(b"a", 60_000)
+    writing = asyncio.create_task(scheduler.schedule([kept]))
+    await asyncio.sleep(0)
+    told = scheduler.subject_of(kept.scheduled_id)
+    await writing
+    assert (told, scheduler.subject_of(kept.scheduled_id)) == ("s", "s")
+    assert not scheduler._writing_subjects
+    await scheduler.close()
+
+
 async def test_messages_over_the_limits_are_refused_all_of_them():
     scheduler = open_scheduler(SimDisk(), count_max=3)
     with pytest.raises(ScheduleFullError) as refused:

@@ -1,4 +1,4 @@
-"""Lines about refusals are bounded: of a kind, of a host, of a server; what is left out is counted."""
+"""Lines about refusals and reads are bounded: of a kind, of a host, of a server; what is left out is counted."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ import pytest
 from keylane.protocol.errors import HandshakeError, InvalidRequestError
 from keylane.rpc.access.audit import audit_log
 from keylane.rpc.access.audit_buffer import AuditBuffer
+from keylane.rpc.access.caller import AccessTarget, Caller
 from keylane.rpc.access.guard import Guard
-from keylane.rpc.access.refusal_notes import KNOWN_MAX, OF_HOST, OF_KIND, REFUSALS, RefusalNotes
+from keylane.rpc.access.refusal_notes import (
+    KNOWN_MAX,
+    OF_HOST,
+    OF_KIND,
+    READS_OF_KIND,
+    REFUSALS,
+    RefusalNotes,
+)
 
 
 class ToldClock:
@@ -82,3 +90,20 @@ def test_flood_of_handshakes_writes_few_lines_and_says_what_is_left_out(lines):
     clock.now_ms += 1_500
     guard.note_refused("10.0.0.1", "TLS handshake", HandshakeError("no"))
     assert lines()[-1]["detail"] == f"{50_000 - OF_KIND.burst} more were refused before"
+
+
+def test_flood_of_reads_writes_few_lines_and_hides_no_other_read(lines):
+    """Who may read one subject would push out of SQL what all others did."""
+    clock, buffer = ToldClock(), AuditBuffer("g1")
+    guard = Guard(None, None, clock=clock, on_audit=buffer.add)
+    shop, did = Caller("shop", ()), "GET /v1/subjects/{subject}/messages"
+    for _ in range(5_000):
+        guard.note_read(shop, "10.0.0.1", did, AccessTarget("orders"), "")
+    assert len(lines()) == len(buffer.take()) == READS_OF_KIND.burst
+    guard.note_read(shop, "10.0.0.1", did, AccessTarget("secrets"), "id 7")
+    assert (lines()[-1]["subject"], lines()[-1]["detail"]) == ("secrets", "id 7")
+    clock.now_ms += 61_000
+    guard.note_read(shop, "10.0.0.1", did, AccessTarget("orders"), "")
+    left_out = 5_000 - READS_OF_KIND.burst
+    assert lines()[-1]["detail"] == f"{left_out} more were done before"
+    assert guard.reads.left_out == left_out
