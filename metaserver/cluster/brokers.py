@@ -378,22 +378,24 @@ def cordon_broker(connection: Connection, broker_group: str, cordoned: bool) -> 
     """
     check_name("broker group", broker_group)
     here = brokers.c.broker_group == broker_group
+    # FOR UPDATE waits for plans, see `lock_brokers`; the update alone does not.
+    connection.execute(sa.select(brokers.c.broker_group).where(here).with_for_update()).all()
     if not connection.execute(sa.update(brokers).where(here).values(cordoned=cordoned)).rowcount:
         raise unknown_group(connection, broker_group)
 
 
 def lock_brokers(connection: Connection, *, alone: bool = False) -> None:
     """
-    Lock every broker group's row against changes until the transaction ends; call it before a subject is locked.
+    Lock every broker group's row until the transaction ends; call it before a subject is locked.
 
-    A plan of partitions and a cordon of their host exclude each other, so the later one sees the earlier one.
+    A plan of partitions and a cordon of their host exclude each other, so the later one sees the earlier one.  Renewals of
+    brokers wait for no plan: FOR SHARE, which one plan after the other may have, would let them wait without end.
 
     Args:
         alone: exclude other plans too.
     """
     rows = sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group)
-    # FOR NO KEY UPDATE: PostgreSQL may check that a changed partition refers to a broker group, and need not wait.
-    connection.execute(rows.with_for_update(read=not alone, key_share=alone)).all()
+    connection.execute(rows.with_for_update(read=not alone, key_share=not alone)).all()
 
 
 def read_openings(
@@ -403,8 +405,8 @@ def read_openings(
     Return partition id → the opening of its broker group's data folder; "" of a broker that does not say it.
 
     Args:
-        lock: no other opening reports itself, and no older copy is accepted, until the transaction ends; call it before
-            a subject is locked.
+        lock: no other opening reports itself, and no older copy is accepted, until the transaction ends, and renewals do
+            not wait for that; call it before a subject is locked.
     """
     if not ids:
         return {}
@@ -418,7 +420,7 @@ _openings = (
     .where(partitions.c.partition_id.in_(sa.bindparam("ids", expanding=True)))
     .order_by(brokers.c.broker_group)
 )
-_openings_locked = _openings.with_for_update(read=True, of=brokers)
+_openings_locked = _openings.with_for_update(read=True, key_share=True, of=brokers)
 
 
 def is_cordoned(connection: Connection, broker_group: str) -> bool:

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import cordon_broker, renew_broker, report_broker
 from keylane.metaserver.cluster.removals import note_removed
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.lease_rows import read_grants
@@ -33,7 +34,7 @@ from keylane.protocol.control import (
     DeleteSubject,
     Join,
 )
-from keylane.protocol.errors import FolderGivenUpError
+from keylane.protocol.errors import FolderGivenUpError, NotEnoughBrokersError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.progress import ResetGroup, ResetTo
 from support.postgres import Postgres
@@ -90,6 +91,14 @@ class WaitingPair:
                         assert not waiting.done(), "it waits for no row"
                         await asyncio.sleep(0.01)
         return await waiting
+
+    async def beside(self, first: Work, second: Work) -> Any:
+        """Return what `second` returns while `first` is not committed.  Raises DBAPIError: it waits for a row of it."""
+        async with self._engine.connect() as connection, self._engine.connect() as other:
+            async with connection.begin(), other.begin():
+                await connection.run_sync(first)
+                await other.execute(sa.text("SET LOCAL lock_timeout = '1s'"))
+                return await other.run_sync(second)
 
     async def _waits(self) -> bool:
         async with self._engine.connect() as connection:
@@ -213,3 +222,45 @@ async def test_lost_folder_is_refused_when_its_report_waited_for_the_loss(pair: 
         await pair.meet(
             accept, lambda connection: report_broker(connection, report_of("g1"), ttl_ms=TTL_MS)
         )
+
+
+def new_plan(connection: sa.Connection, name: str = "new") -> None:
+    plan_subject(connection, CreateSubject(subject=name, partitions=1), subjects_max=9)
+
+
+def moving_round(connection: sa.Connection) -> None:
+    """A move of a partition begins, and the child's broker has answered."""
+    ask = Reshape(kind=OperationKind.MOVE, partition_ids=(1,), broker_group="g2")
+    ((operation_id, _),) = begin_operations(connection, ask, driver="d", lease_ms=TTL_MS)
+    finish_round(connection, operation_id, {3: None}, heard=[GROUP_ID], openings={3: ""})
+
+
+@pytest.mark.parametrize("work", [new_plan, moving_round])
+@pytest.mark.parametrize("group", ["g1", "g2"])
+async def test_renewal_of_a_broker_waits_for_no_plan_and_no_round(
+    pair: WaitingPair, work: Work, group: str
+):
+    """They share their locks: while others of them follow, the broker would not be renewed, and count as silent."""
+    await pair.report("g2")
+    assert await pair.beside(
+        work, lambda connection: renew_broker(connection, report_of(group), ttl_ms=TTL_MS)
+    )
+
+
+async def test_new_opening_of_a_broker_waits_for_a_round(pair: WaitingPair):
+    """The round has read the opening, and notes what that opening has answered."""
+    await pair.report("g2")
+    opened = msgspec.structs.replace(report_of("g2"), opening="later")
+    await pair.meet(
+        moving_round, lambda connection: report_broker(connection, opened, ttl_ms=TTL_MS)
+    )
+
+
+async def test_cordon_and_plan_wait_for_each_other(pair: WaitingPair):
+    def cordon(connection: sa.Connection) -> None:
+        cordon_broker(connection, "g1", True)
+
+    await pair.meet(new_plan, cordon)
+    await pair.run(cordon_broker, "g1", False)
+    with pytest.raises(NotEnoughBrokersError):
+        await pair.meet(cordon, lambda connection: new_plan(connection, "later"))
