@@ -115,6 +115,7 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
     """
     here = {"of_group": report.broker_group, "for_ms": ttl_ms}
     who = {"broker_id": report.broker_id, "address": report.address}
+    wait_turn(connection, alone=True)
     row = connection.execute(known_broker, here).one_or_none()
     if row is None:
         empty = {"readable": False, "writable": False, "seen_at": 0, "expires_at": 0}
@@ -394,8 +395,25 @@ def lock_brokers(connection: Connection, *, alone: bool = False) -> None:
     Args:
         alone: exclude other plans too.
     """
+    wait_turn(connection, alone=alone)
     rows = sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group)
     connection.execute(rows.with_for_update(read=not alone, key_share=not alone)).all()
+
+
+TURN = 0x6B65796C616E6562
+"""The advisory lock of `wait_turn`; not that of migrations."""
+
+
+def wait_turn(connection: Connection, *, alone: bool) -> None:
+    """
+    Wait in turn for the locks of broker rows; call it before any other lock.
+
+    PostgreSQL lets those that share the lock of a row pass one that waits to have it alone, so rounds and plans without a
+    pause would keep the report of a restarted broker out.  Its advisory locks are given in turn.
+    """
+    if connection.dialect.name == "postgresql":
+        turn = sa.func.pg_advisory_xact_lock if alone else sa.func.pg_advisory_xact_lock_shared
+        connection.execute(sa.select(turn(TURN)))
 
 
 def read_openings(
@@ -410,6 +428,8 @@ def read_openings(
     """
     if not ids:
         return {}
+    if lock:
+        wait_turn(connection, alone=False)
     rows = connection.execute(_openings_locked if lock else _openings, {"ids": sorted(ids)})
     return {row.partition_id: row.opening for row in rows}
 

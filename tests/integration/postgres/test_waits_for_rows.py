@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from keylane.metaserver.cluster.brokers import cordon_broker, renew_broker, report_broker
@@ -75,6 +77,19 @@ class WaitingPair:
     async def rows_of(self, chosen: sa.Select[Any]) -> list[Any]:
         return list(await self.run(lambda connection: connection.execute(chosen).all()))
 
+    @asynccontextmanager
+    async def held(self, first: Work) -> AsyncIterator[None]:
+        """What `first` has done is committed at the end."""
+        async with self._engine.connect() as connection, connection.begin():
+            await connection.run_sync(first)
+            yield
+
+    async def until_waiting(self) -> None:
+        """Wait until a transaction waits for a lock."""
+        async with asyncio.timeout(60):
+            while not await self._waits():
+                await asyncio.sleep(0.01)
+
     async def meet(self, first: Work, second: Work) -> Any:
         """Return what `second` returns, which begins before the end of `first` and waits for a row of it."""
 
@@ -82,23 +97,24 @@ class WaitingPair:
             async with self._engine.begin() as connection:
                 return await connection.run_sync(second)
 
-        async with self._engine.connect() as connection:
-            async with connection.begin():
-                await connection.run_sync(first)
-                waiting = asyncio.create_task(other())
-                async with asyncio.timeout(60):
-                    while not await self._waits():
-                        assert not waiting.done(), "it waits for no row"
-                        await asyncio.sleep(0.01)
+        async with self.held(first):
+            waiting = asyncio.create_task(other())
+            seen = asyncio.create_task(self.until_waiting())
+            await asyncio.wait({waiting, seen}, return_when=asyncio.FIRST_COMPLETED)
+            assert not waiting.done(), "it waits for no row"
+            await seen
         return await waiting
+
+    async def impatient(self, work: Work) -> Any:
+        """Return what it returns.  Raises DBAPIError: it waits for a lock."""
+        async with self._engine.begin() as connection:
+            await connection.execute(sa.text("SET LOCAL lock_timeout = '1s'"))
+            return await connection.run_sync(work)
 
     async def beside(self, first: Work, second: Work) -> Any:
         """Return what `second` returns while `first` is not committed.  Raises DBAPIError: it waits for a row of it."""
-        async with self._engine.connect() as connection, self._engine.connect() as other:
-            async with connection.begin(), other.begin():
-                await connection.run_sync(first)
-                await other.execute(sa.text("SET LOCAL lock_timeout = '1s'"))
-                return await other.run_sync(second)
+        async with self.held(first):
+            return await self.impatient(second)
 
     async def _waits(self) -> bool:
         async with self._engine.connect() as connection:
@@ -264,3 +280,17 @@ async def test_cordon_and_plan_wait_for_each_other(pair: WaitingPair):
     await pair.run(cordon_broker, "g1", False)
     with pytest.raises(NotEnoughBrokersError):
         await pair.meet(cordon, lambda connection: new_plan(connection, "later"))
+
+
+async def test_plan_that_comes_later_does_not_pass_the_report_of_a_new_opening(pair: WaitingPair):
+    """The report waits for a round; plans and rounds that follow each other would keep it out without end."""
+    await pair.report("g2")
+    opened = msgspec.structs.replace(report_of("g2"), opening="later")
+
+    async with pair.held(moving_round):
+        reporting = asyncio.create_task(pair.run(report_broker, opened, ttl_ms=TTL_MS))
+        await pair.until_waiting()
+        with pytest.raises(DBAPIError, match="lock timeout"):
+            await pair.impatient(new_plan)
+    await reporting
+    await pair.impatient(new_plan)
