@@ -237,7 +237,7 @@ class Parking:
         loose = request.start <= partition.facts.partition.range_start < request.end
         change = Unneeded(request.start, request.end, loose)
         if not request.token and any(left_by(change, place) for place in group.parked.passed):
-            # A consumer of before does not take over what is parked anew, so it cannot say that nobody needs that.
+            # A consumer of before does not take over what is parked anew, so it cannot say that no one of them is needed.
             raise InvalidRequestError(
                 f"partition {request.partition_id} was reset since the child took over what is parked, and this consumer tells "
                 "no token: its parked messages are kept until a newer version has the child"
