@@ -305,6 +305,10 @@ def _group_of(partition_id: int, name: str, row: _GroupImage) -> Group:
     group.attempts, group.suspects.begun = dict(row.attempts), dict(row.begun)
     if row.parked:
         group.parked = _parked_of(partition_id, row.parked)
+        # A broker of before keeps no tokens of adoptions: none is above the fence, and what a parent parks behind a later
+        # reset has tokens above it.
+        unknown = sorted(group.parked.adopted.difference(group.parked.adopted_under))
+        group.parked.adopted_under |= dict.fromkeys(unknown if row.fence else (), row.fence)
     group.kept = True
     return group
 

@@ -115,6 +115,7 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
     """
     here = {"of_group": report.broker_group, "for_ms": ttl_ms}
     who = {"broker_id": report.broker_id, "address": report.address}
+    wait_turn(connection, alone=True)
     row = connection.execute(known_broker, here).one_or_none()
     if row is None:
         empty = {"readable": False, "writable": False, "seen_at": 0, "expires_at": 0}
@@ -378,22 +379,41 @@ def cordon_broker(connection: Connection, broker_group: str, cordoned: bool) -> 
     """
     check_name("broker group", broker_group)
     here = brokers.c.broker_group == broker_group
+    # FOR UPDATE waits for plans, see `lock_brokers`; the update alone does not.
+    connection.execute(sa.select(brokers.c.broker_group).where(here).with_for_update()).all()
     if not connection.execute(sa.update(brokers).where(here).values(cordoned=cordoned)).rowcount:
         raise unknown_group(connection, broker_group)
 
 
 def lock_brokers(connection: Connection, *, alone: bool = False) -> None:
     """
-    Lock every broker group's row against changes until the transaction ends; call it before a subject is locked.
+    Lock every broker group's row until the transaction ends; call it before a subject is locked.
 
-    A plan of partitions and a cordon of their host exclude each other, so the later one sees the earlier one.
+    A plan of partitions and a cordon of their host exclude each other, so the later one sees the earlier one.  Renewals of
+    brokers wait for no plan: FOR SHARE, which one plan after the other may have, would let them wait without end.
 
     Args:
         alone: exclude other plans too.
     """
+    wait_turn(connection, alone=alone)
     rows = sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group)
-    # FOR NO KEY UPDATE: PostgreSQL may check that a changed partition refers to a broker group, and need not wait.
-    connection.execute(rows.with_for_update(read=not alone, key_share=alone)).all()
+    connection.execute(rows.with_for_update(read=not alone, key_share=not alone)).all()
+
+
+TURN = 0x6B65796C616E6562
+"""The advisory lock of `wait_turn`; not that of migrations."""
+
+
+def wait_turn(connection: Connection, *, alone: bool) -> None:
+    """
+    Wait in turn for the locks of broker rows; call it before any other lock.
+
+    PostgreSQL lets those that share the lock of a row pass one that waits to have it alone, so rounds and plans without a
+    pause would keep the report of a restarted broker out.  Its advisory locks are given in turn.
+    """
+    if connection.dialect.name == "postgresql":
+        turn = sa.func.pg_advisory_xact_lock if alone else sa.func.pg_advisory_xact_lock_shared
+        connection.execute(sa.select(turn(TURN)))
 
 
 def read_openings(
@@ -403,11 +423,13 @@ def read_openings(
     Return partition id → the opening of its broker group's data folder; "" of a broker that does not say it.
 
     Args:
-        lock: no other opening reports itself, and no older copy is accepted, until the transaction ends; call it before
-            a subject is locked.
+        lock: no other opening reports itself, and no older copy is accepted, until the transaction ends, and renewals do
+            not wait for that; call it before a subject is locked.
     """
     if not ids:
         return {}
+    if lock:
+        wait_turn(connection, alone=False)
     rows = connection.execute(_openings_locked if lock else _openings, {"ids": sorted(ids)})
     return {row.partition_id: row.opening for row in rows}
 
@@ -418,7 +440,7 @@ _openings = (
     .where(partitions.c.partition_id.in_(sa.bindparam("ids", expanding=True)))
     .order_by(brokers.c.broker_group)
 )
-_openings_locked = _openings.with_for_update(read=True, of=brokers)
+_openings_locked = _openings.with_for_update(read=True, key_share=True, of=brokers)
 
 
 def is_cordoned(connection: Connection, broker_group: str) -> bool:

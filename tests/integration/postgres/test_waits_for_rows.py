@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import cordon_broker, renew_broker, report_broker
 from keylane.metaserver.cluster.removals import note_removed
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.lease_rows import read_grants
@@ -33,7 +36,7 @@ from keylane.protocol.control import (
     DeleteSubject,
     Join,
 )
-from keylane.protocol.errors import FolderGivenUpError
+from keylane.protocol.errors import FolderGivenUpError, NotEnoughBrokersError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.progress import ResetGroup, ResetTo
 from support.postgres import Postgres
@@ -74,6 +77,19 @@ class WaitingPair:
     async def rows_of(self, chosen: sa.Select[Any]) -> list[Any]:
         return list(await self.run(lambda connection: connection.execute(chosen).all()))
 
+    @asynccontextmanager
+    async def held(self, first: Work) -> AsyncIterator[None]:
+        """What `first` has done is committed at the end."""
+        async with self._engine.connect() as connection, connection.begin():
+            await connection.run_sync(first)
+            yield
+
+    async def until_waiting(self) -> None:
+        """Wait until a transaction waits for a lock."""
+        async with asyncio.timeout(60):
+            while not await self._waits():
+                await asyncio.sleep(0.01)
+
     async def meet(self, first: Work, second: Work) -> Any:
         """Return what `second` returns, which begins before the end of `first` and waits for a row of it."""
 
@@ -81,15 +97,24 @@ class WaitingPair:
             async with self._engine.begin() as connection:
                 return await connection.run_sync(second)
 
-        async with self._engine.connect() as connection:
-            async with connection.begin():
-                await connection.run_sync(first)
-                waiting = asyncio.create_task(other())
-                async with asyncio.timeout(60):
-                    while not await self._waits():
-                        assert not waiting.done(), "it waits for no row"
-                        await asyncio.sleep(0.01)
+        async with self.held(first):
+            waiting = asyncio.create_task(other())
+            seen = asyncio.create_task(self.until_waiting())
+            await asyncio.wait({waiting, seen}, return_when=asyncio.FIRST_COMPLETED)
+            assert not waiting.done(), "it waits for no row"
+            await seen
         return await waiting
+
+    async def impatient(self, work: Work) -> Any:
+        """Return what it returns.  Raises DBAPIError: it waits for a lock."""
+        async with self._engine.begin() as connection:
+            await connection.execute(sa.text("SET LOCAL lock_timeout = '1s'"))
+            return await connection.run_sync(work)
+
+    async def beside(self, first: Work, second: Work) -> Any:
+        """Return what `second` returns while `first` is not committed.  Raises DBAPIError: it waits for a row of it."""
+        async with self.held(first):
+            return await self.impatient(second)
 
     async def _waits(self) -> bool:
         async with self._engine.connect() as connection:
@@ -213,3 +238,59 @@ async def test_lost_folder_is_refused_when_its_report_waited_for_the_loss(pair: 
         await pair.meet(
             accept, lambda connection: report_broker(connection, report_of("g1"), ttl_ms=TTL_MS)
         )
+
+
+def new_plan(connection: sa.Connection, name: str = "new") -> None:
+    plan_subject(connection, CreateSubject(subject=name, partitions=1), subjects_max=9)
+
+
+def moving_round(connection: sa.Connection) -> None:
+    """A move of a partition begins, and the child's broker has answered."""
+    ask = Reshape(kind=OperationKind.MOVE, partition_ids=(1,), broker_group="g2")
+    ((operation_id, _),) = begin_operations(connection, ask, driver="d", lease_ms=TTL_MS)
+    finish_round(connection, operation_id, {3: None}, heard=[GROUP_ID], openings={3: ""})
+
+
+@pytest.mark.parametrize("work", [new_plan, moving_round])
+@pytest.mark.parametrize("group", ["g1", "g2"])
+async def test_renewal_of_a_broker_waits_for_no_plan_and_no_round(
+    pair: WaitingPair, work: Work, group: str
+):
+    """They share their locks: while others of them follow, the broker would not be renewed, and count as silent."""
+    await pair.report("g2")
+    assert await pair.beside(
+        work, lambda connection: renew_broker(connection, report_of(group), ttl_ms=TTL_MS)
+    )
+
+
+async def test_new_opening_of_a_broker_waits_for_a_round(pair: WaitingPair):
+    """The round has read the opening, and notes what that opening has answered."""
+    await pair.report("g2")
+    opened = msgspec.structs.replace(report_of("g2"), opening="later")
+    await pair.meet(
+        moving_round, lambda connection: report_broker(connection, opened, ttl_ms=TTL_MS)
+    )
+
+
+async def test_cordon_and_plan_wait_for_each_other(pair: WaitingPair):
+    def cordon(connection: sa.Connection) -> None:
+        cordon_broker(connection, "g1", True)
+
+    await pair.meet(new_plan, cordon)
+    await pair.run(cordon_broker, "g1", False)
+    with pytest.raises(NotEnoughBrokersError):
+        await pair.meet(cordon, lambda connection: new_plan(connection, "later"))
+
+
+async def test_plan_that_comes_later_does_not_pass_the_report_of_a_new_opening(pair: WaitingPair):
+    """The report waits for a round; plans and rounds that follow each other would keep it out without end."""
+    await pair.report("g2")
+    opened = msgspec.structs.replace(report_of("g2"), opening="later")
+
+    async with pair.held(moving_round):
+        reporting = asyncio.create_task(pair.run(report_broker, opened, ttl_ms=TTL_MS))
+        await pair.until_waiting()
+        with pytest.raises(DBAPIError, match="lock timeout"):
+            await pair.impatient(new_plan)
+    await reporting
+    await pair.impatient(new_plan)
