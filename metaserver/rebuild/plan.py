@@ -305,7 +305,7 @@ def _groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
             sealed = status.state is PartitionState.SEALED
             if at_broker.token and sealed and at_broker.cursor >= status.next_offset:
                 group.drained.add(status.partition_id)
-                if at_broker.parked:
+                if at_broker.parked or at_broker.left_to_children:
                     group.parked.add(status.partition_id)
     for group in groups.values():
         group.ttl_ms = group.ttl_ms or TTL_MS_DEFAULT
