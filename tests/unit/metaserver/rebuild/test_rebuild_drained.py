@@ -64,6 +64,17 @@ def test_children_take_over_what_one_of_them_has_begun_to_after_a_rebuild() -> N
     assert rebuilt(frozen, child).groups[0].parked == {1}
 
 
+def test_partition_that_children_took_over_counts_as_drained_though_its_parent_was_reset_alone() -> (
+    None
+):
+    """An owner of it could take over nothing of what the parent parks anew, and would wait for ever."""
+    middle = status(2, 0, 1024, parents=(1,), sealed=True, messages=10, token=2, cursor=10)
+    (group,) = middle.groups
+    taken_over = replace(group, left_to_children=True, taken_over=True)
+    assert rebuilt(*chain(5, middle)).groups[0].drained == set()
+    assert rebuilt(*chain(5, replace(middle, groups=(taken_over,)))).groups[0].drained == {2}
+
+
 def test_partition_counts_as_drained_when_it_was_granted_and_its_parents_are() -> None:
     """A group at the end of a partition by a token of its own, as after a reset, still waits for the parent."""
     brought = status(2, 0, 1024, parents=(1,), sealed=True, messages=0, token=12)
