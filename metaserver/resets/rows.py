@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 from sqlalchemy.engine import Connection
 
 from ...protocol.errors import (
@@ -179,17 +180,46 @@ def settable_partitions(
     queue: int | None = None,
     partition_id: int | None = None,
 ) -> tuple[tuple[Partition, ...], tuple[Partition, ...]]:
-    """Return the partitions to set, all or those named, and those that are left out."""
+    """
+    Return the partitions to set, all or those named, and those that are left out.
+
+    Instead of a parent whose data is gone they have the nearest ancestors with data: the cursors of these count.
+    """
     abandoned = set(connection.execute(_abandoned, {"of_subject": subject_id}).scalars())
     selected: list[Partition] = []
     left_out: list[Partition] = []
-    for partition in subject_partitions(connection, subject_id, SERVED):
+    served = subject_partitions(connection, subject_id, SERVED)
+    for partition in _past_gone(connection, subject_id, served):
         here = int(partition.partition_id)
         if queue not in {None, partition.queue} or partition_id not in {None, here}:
             continue
         silent = here in abandoned and partition.address is None
         (left_out if silent and partition_id is None else selected).append(partition)
     return tuple(selected), tuple(left_out)
+
+
+def _past_gone(
+    connection: Connection, subject_id: int, served: Sequence[Partition]
+) -> list[Partition]:
+    ids = {partition.partition_id for partition in served}
+    if all(ids.issuperset(partition.parents) for partition in served):
+        return list(served)
+    lineage = subject_parents(connection, subject_id)
+
+    def nearest(partition: Partition) -> Partition:
+        found: set[PartitionId] = set()
+        seen, todo = set(partition.parents), list(partition.parents)
+        while todo:
+            above = todo.pop()
+            if above in ids:
+                found.add(above)
+                continue
+            further = set(lineage.get(above, ())) - seen
+            seen |= further
+            todo += further
+        return replace(partition, parents=tuple(sorted(found)))
+
+    return [nearest(partition) for partition in served]
 
 
 def begin_reset(

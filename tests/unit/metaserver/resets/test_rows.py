@@ -12,6 +12,7 @@ from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.lease_rows import note_drained, read_grants
 from keylane.metaserver.groups.sessions import join_group, leave_group
 from keylane.metaserver.groups.switch import switch_group
+from keylane.metaserver.resets.cursors import PartitionOffsets, generations, new_cursors
 from keylane.metaserver.resets.rows import ResetScope, begin_reset, end_reset, reset_scope
 from keylane.metaserver.sql.duties import (
     duty_left_ms,
@@ -303,6 +304,21 @@ def test_reset_of_a_partition_alone_names_its_descendants_behind_a_lost_one(rows
     assert scope.kept_children(scope.partitions[0]) == ((0, 512),)
     scope = rows.scope(partition_id=4)
     assert scope.kept_parents(scope.partitions[0]) == (1, 3)
+
+
+def test_reset_sets_what_is_behind_a_lost_partition_as_behind_its_parents(rows: ResetRows):
+    """It is set before them, and no further than its first message while they are not at their end."""
+    add_descendants(rows)
+    lost = {"state": PartitionState.EXPIRED, "lost": True, "abandoned": True, "end_offset": None}
+    rows.say(sa.update(partitions).where(partitions.c.partition_id == 3).values(lost))
+    scope = rows.scope()
+    assert generations(scope.partitions) == [[4], [1, 2]]
+    parts = [
+        PartitionOffsets(partition=each, first_offset=0, next_offset=10, at_time=5)
+        for each in scope.partitions
+    ]
+    ask = ResetGroup(to=ResetTo.TIME, at_ms=1)
+    assert new_cursors(ask, parts, static=False) == {1: 5, 2: 5, 4: 0}
 
 
 def test_reset_of_a_partition_alone_names_all_ancestors_that_it_leaves_alone(rows: ResetRows):
