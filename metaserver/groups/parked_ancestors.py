@@ -58,7 +58,7 @@ def taken_over(partition: Partition, known: Mapping[PartitionId, Ancestor]) -> d
     been granted since something was parked there.
     """
     parents = [parent for parent in partition.parents if parent in known]
-    found: dict[int, Ranges] = {parent: () for parent in parents if known[parent].left}
+    direct: dict[int, Ranges] = {parent: () for parent in parents if known[parent].left}
     latest = max((each.token for each in known.values() if each.left), default=0)
     todo = [
         (parent, *_common(partition, known[parent]), known[parent].token)
@@ -76,13 +76,13 @@ def taken_over(partition: Partition, known: Mapping[PartitionId, Ancestor]) -> d
             if ancestor is None:
                 continue
             part = max(start, ancestor.range_start), min(end, ancestor.range_end)
-            if ancestor.left and ancestor.token > newest and number not in found:
+            if ancestor.left and ancestor.token > newest and number not in direct:
                 past.setdefault(number, set()).add(part)
             step = (number, *part, max(newest, ancestor.token))
             if ancestor.passed and step not in seen:
                 seen.add(step)
                 todo.append(step)
-    return found | {number: _merged(parts) for number, parts in past.items()}
+    return direct | {number: _merged(parts) for number, parts in past.items()}
 
 
 def noted_at_end(
@@ -113,8 +113,9 @@ def noted_at_end(
     return noted
 
 
-def _common(one: Partition, other: Ancestor) -> tuple[int, int]:
-    return max(one.range_start, other.range_start), min(one.range_end, other.range_end)
+def _common(partition: Partition, ancestor: Ancestor) -> tuple[int, int]:
+    start = max(partition.range_start, ancestor.range_start)
+    return start, min(partition.range_end, ancestor.range_end)
 
 
 def _merged(parts: Iterable[tuple[int, int]]) -> Ranges:
@@ -198,13 +199,13 @@ def read_taken_over(
     # Mostly a partition is granted later than all before it, and nothing more has to be read.
     if any(tokens[each] > least and each < highest for each in left - parents):
         known = _read_known(connection, group_id)
-        found = {partition.partition_id: taken_over(partition, known) for partition in held}
+        sources = {partition.partition_id: taken_over(partition, known) for partition in held}
     else:
-        found = {
+        sources = {
             partition.partition_id: {parent: () for parent in partition.parents if parent in left}
             for partition in held
         }
-    ids = sorted({number for each in found.values() for number in each})
+    ids = sorted({number for each in sources.values() for number in each})
     read = {each.partition_id: each for each in read_partitions(connection, BY_ID, ids=ids)}
     return {
         key: [
@@ -212,7 +213,7 @@ def read_taken_over(
             for number, ranges in each.items()
             if number in read
         ]
-        for key, each in found.items()
+        for key, each in sources.items()
     }
 
 

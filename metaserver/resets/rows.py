@@ -90,14 +90,14 @@ class ResetScope:
     def kept_parents(self, partition: Partition) -> tuple[int, ...]:
         """The ancestors of one of its partitions that a reset of a part of the subject leaves alone."""
         others = {each.partition_id for each in self.others}
-        found: set[PartitionId] = set()
+        ancestors: set[PartitionId] = set()
         todo = [partition.partition_id]
         while todo:
-            above = set(self.lineage.get(todo.pop(), ())) - found
-            found |= above
+            above = set(self.lineage.get(todo.pop(), ())) - ancestors
+            ancestors |= above
             todo += above
         direct = set(self.lineage.get(partition.partition_id, ())).difference(self.ids)
-        return tuple(sorted(int(each) for each in found & others | direct))
+        return tuple(sorted(int(each) for each in ancestors & others | direct))
 
     @property
     def ids(self) -> list[int]:
@@ -207,17 +207,17 @@ def _past_gone(
     lineage = subject_parents(connection, subject_id)
 
     def nearest(partition: Partition) -> Partition:
-        found: set[PartitionId] = set()
+        ancestors: set[PartitionId] = set()
         seen, todo = set(partition.parents), list(partition.parents)
         while todo:
             above = todo.pop()
             if above in ids:
-                found.add(above)
+                ancestors.add(above)
                 continue
             further = set(lineage.get(above, ())) - seen
             seen |= further
             todo += further
-        return replace(partition, parents=tuple(sorted(found)))
+        return replace(partition, parents=tuple(sorted(ancestors)))
 
     return [nearest(partition) for partition in served]
 

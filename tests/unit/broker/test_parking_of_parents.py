@@ -232,7 +232,7 @@ async def test_child_that_had_not_begun_learns_of_the_ancestors_of_a_reset_parti
 async def test_owner_tells_the_ancestors_when_the_children_were_reset_with_the_partition(
     desk: ParkedDesk,
 ):
-    """Nobody else knows of them: until now they kept their messages for ever."""
+    """No other owner knows of them: until now they kept their messages for ever."""
     await frozen(desk)
     await reset_alone(desk, children=())
     assert desk.parked.unneeded() == (2, 3)

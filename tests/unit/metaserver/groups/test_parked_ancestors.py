@@ -34,13 +34,13 @@ def test_partition_takes_over_what_its_parents_have_left():
     assert taken_over(partition(3, 1, 2), known) == {1: ()}
 
 
-@pytest.mark.parametrize(("token", "found"), [(9, {1: ((0, 1024),)}), (3, {})])
+@pytest.mark.parametrize(("token", "expected"), [(9, {1: ((0, 1024),)}), (3, {})])
 def test_grandparent_counts_when_it_was_granted_after_the_partition_between(
-    token: int, found: dict[int, Any]
+    token: int, expected: dict[int, Any]
 ):
     """What it left before came by way of that one."""
     known = {1: drained(token, left=True), 2: drained(4, 1)}
-    assert taken_over(partition(3, 2), known) == found
+    assert taken_over(partition(3, 2), known) == expected
 
 
 def test_ancestor_counts_at_any_distance_when_all_between_were_granted_before():
@@ -62,7 +62,7 @@ def test_merged_partition_takes_over_the_part_that_did_not_come_by_way_of_a_chil
     assert taken_over(partition(4, 2, 3), known) == {1: ((0, 1024),)}
 
 
-def test_nothing_is_taken_over_past_a_partition_that_is_not_drained():
+def test_partition_takes_nothing_over_past_one_that_is_not_drained():
     """It takes that over itself, when it is granted."""
     known = {
         1: drained(9, left=True),

@@ -331,8 +331,8 @@ def test_reset_of_a_partition_alone_names_all_ancestors_that_it_leaves_alone(row
 
 def parked_rows(rows: ResetRows) -> dict[int, bool]:
     """Drained partition → whether it leaves something to its children."""
-    found = rows.run(lambda connection: connection.execute(sa.select(drained)).all())
-    return {row.partition_id: row.parked for row in found}
+    noted = rows.run(lambda connection: connection.execute(sa.select(drained)).all())
+    return {row.partition_id: row.parked for row in noted}
 
 
 def test_partition_that_is_reset_to_its_end_is_noted_with_what_it_leaves_to_its_children(
