@@ -111,7 +111,7 @@ def key_is_freed_with_parked_messages(patches: Patches) -> None:
 def children_adopt_nothing(patches: Patches) -> None:
     """The owner of a child does not ask its parents for what they have parked."""
 
-    async def adopt(_self: Any, _parent: Any) -> int:
+    async def adopt(_self: Any, _parent: Any, _ranges: Any = ()) -> int:
         return 0
 
     patches.set(Ancestors, "_adopt", adopt)
