@@ -31,7 +31,7 @@ from .limits import (
 )
 from .membership.broker_views import BrokerView as BrokerView  # noqa: PLC0414 - exported
 from .membership.broker_views import RefusedBroker as RefusedBroker  # noqa: PLC0414 - exported
-from .parked.failing import FailingMessage
+from .progress import GroupStatus as GroupStatus  # noqa: PLC0414 - exported
 from .progress import PendingReset
 from .reprocess.holds import HoldView
 from .routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState, Route
@@ -260,9 +260,15 @@ class Grant(Struct, frozen=True, kw_only=True):
     partition: Partition
     token: int
     parked_parents: tuple[Partition, ...] = ()
-    """Parents on which the group had parked messages when it drained them: they become the partition's."""
+    """
+    Parents on which the group had parked messages when it drained them: they become the partition's.
+
+    Behind them further ancestors that have parked anew since they were reset without the partitions between.
+    """
     parked_tokens: tuple[int, ...] = ()
     """Their last tokens.  What was taken over of a parent under a lower one is of before a reset, and is taken over again."""
+    parked_ranges: tuple[tuple[tuple[int, int], ...], ...] = ()
+    """Of each the half-open ranges of logical partitions that are taken over; if () is said: the partition's."""
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):
@@ -451,36 +457,6 @@ class DropPartition(Struct, frozen=True, kw_only=True):
     subject: str
     last_id: Annotated[int, Meta(ge=1, le=MAX_I64)]
     """The highest partition id of the subject; a later subject of that name has higher ids only."""
-
-
-class GroupStatus(Struct, frozen=True, kw_only=True):
-    """A consumer group's progress on a partition, as its broker has it."""
-
-    group: str
-    token: int
-    cursor: int
-    acked_above: int
-    """Messages acked above the cursor."""
-    lag: int
-    """Messages that are not acked."""
-    holder: str | None = None
-    """The session that has the pull lock."""
-    strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
-    """The consume strategy under which this token was acquired."""
-    by_operator: bool = False
-    """The token came with a reset of the cursor, not from a consumer."""
-    ttl_ms: int = 0
-    """The ttl of the session that presented the token; 0: unknown, as after a restart of the broker."""
-    removed_unread: int = 0
-    """Messages that retention by time removed before the group had acked them."""
-    parked: int = 0
-    """Messages that the group has set aside, those that wait for retry included."""
-    retrying: int = 0
-    """Those of them that wait for retry."""
-    failing: FailingMessage | None = None
-    """The oldest message that fails and is not handled; None as well when the broker has restarted and was not told again."""
-    suspects: int = 0
-    """Messages that two owners had when they ended without handing over, and that are not acked."""
 
 
 class PartitionStatus(Struct, frozen=True, kw_only=True):

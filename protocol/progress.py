@@ -1,4 +1,4 @@
-"""Bodies of the calls that set a consumer group's progress, back or forward.  Pure.
+"""A consumer group's progress on a partition, and bodies of the calls that set it, back or forward.  Pure.
 
 The metaserver takes a new fencing token for each partition, so that an earlier owner is refused.  The broker raises
 the fence to this token and then sets the cursor, both durably.
@@ -12,6 +12,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from .ids import MAX_I64
+from .parked.failing import FailingMessage
 from .routing import ConsumeStrategy
 
 GROUPS_AT_ONCE_MAX = 1_024
@@ -109,6 +110,40 @@ class CanceledReset(Struct, frozen=True, kw_only=True):
     group: str
     asked: ResetGroup
     """What it would have set."""
+
+
+class GroupStatus(Struct, frozen=True, kw_only=True):
+    """A consumer group's progress on a partition, as its broker has it."""
+
+    group: str
+    token: int
+    cursor: int
+    acked_above: int
+    """Messages acked above the cursor."""
+    lag: int
+    """Messages that are not acked."""
+    holder: str | None = None
+    """The session that has the pull lock."""
+    strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
+    """The consume strategy under which this token was acquired."""
+    by_operator: bool = False
+    """The token came with a reset of the cursor, not from a consumer."""
+    ttl_ms: int = 0
+    """The ttl of the session that presented the token; 0: unknown, as after a restart of the broker."""
+    removed_unread: int = 0
+    """Messages that retention by time removed before the group had acked them."""
+    parked: int = 0
+    """Messages that the group has set aside, those that wait for retry included."""
+    retrying: int = 0
+    """Those of them that wait for retry."""
+    failing: FailingMessage | None = None
+    """The oldest message that fails and is not handled; None as well when the broker has restarted and was not told again."""
+    suspects: int = 0
+    """Messages that two owners had when they ended without handing over, and that are not acked."""
+    left_to_children: bool = False
+    """Something is parked, or kept for children, which these take over once the group has drained the partition."""
+    taken_over: bool = False
+    """Children have begun to take over what is parked: the group had drained the partition."""
 
 
 class SetCursor(Struct, frozen=True, kw_only=True):

@@ -325,7 +325,7 @@ class _Checks:
     def _adopt(self, change: Adopt) -> Adopt | None:
         if self._has_adopted(change.parent):
             return None
-        if change.passed:
+        if change.passed or change.children_tell:
             if not self._cleared:
                 raise InvalidRequestError("only a reset says what children keep")
             return change

@@ -209,9 +209,12 @@ def changes_of(parked: Parked) -> Iterator[ParkChange]:
         yield Adopt(0, (), last=False, passed=tuple(sorted(parked.passed.items())))
     for parent in sorted(parked.adopted):
         yield Adopt(parent, (), last=True)
-    if parked.sources:
-        yield Adopt(0, (), last=False, sources=tuple(sorted(parked.sources)))
-    for source in sorted(parked.adopted - parked.sources):
+    for parent in sorted(parked.taking):
+        yield Adopt(parent, (), last=False)
+    if parked.sources or parked.children_tell:
+        sources = tuple(sorted(parked.sources))
+        yield Adopt(0, (), last=False, sources=sources, children_tell=parked.children_tell)
+    for source in sorted((parked.adopted | parked.taking) - parked.sources):
         yield AncestorTold(source)
     if parked.frozen:
         yield Freeze()

@@ -41,14 +41,14 @@ from ...protocol.parked import (
     Unpark,
     is_loose,
 )
-from .failure_runs import UNKNOWN, FailureRuns, Faults, Mark
-from .offset_runs import OffsetRuns
+from .failure_runs import UNKNOWN, Faults, Mark
 from .parked_key import (
     ParkedKey,
     Place,
     cut,
     decode_image,
     encode_image,
+    keys_of,
     left_by,
     mark_of,
     message_count,
@@ -67,6 +67,7 @@ class Parked:
         "_keys",
         "adopted",
         "adopted_under",
+        "children_tell",
         "frozen",
         "messages",
         "own",
@@ -91,12 +92,14 @@ class Parked:
         self.sources: set[int] = set()
         """Ancestors that keep messages for the group because of what was adopted."""
         self.taking: set[int] = set()
-        """Parents of which a part is here: an owner is taking them over, or has ended before it had.  In memory only."""
+        """Parents of which a part is here: an owner is taking them over, or has ended before it had."""
+        self.children_tell = False
+        """Children keep what they took over before a reset: they learn of `sources` here, and tell these; no owner does."""
         self.version = 1
         """Rises with each change that the owner has not asked for.  In memory only."""
 
     def __bool__(self) -> bool:
-        return bool(self._keys or self.frozen or self.adopted or self.sources or self.passed)
+        return self.left_to_children or self.frozen or bool(self.adopted) or self.children_tell
 
     def __len__(self) -> int:
         """The number of keys."""
@@ -126,9 +129,14 @@ class Parked:
         )
 
     @property
+    def left_to_children(self) -> bool:
+        """True if children take something over once the partition is drained: messages, or which ancestors are to be told."""
+        return bool(self._keys or self.sources or self.passed)
+
+    @property
     def seen_version(self) -> int:
-        """What the owner compares: `version` while anything is parked, else 0."""
-        return self.version if self._keys or self.sources or self.version > 1 else 0
+        """What the owner compares: `version` while anything is parked or kept, else 0."""
+        return self.version if self.left_to_children or self.version > 1 else 0
 
     @property
     def keeps_for_children(self) -> bool:
@@ -159,7 +167,9 @@ class Parked:
         return min((*(each.first for each in runs if each), *self.passed.values()), default=None)
 
     def unneeded(self) -> tuple[int, ...]:
-        """Ancestors that keep messages though none of them is parked here any more."""
+        """Ancestors that the owner tells that none of their messages is parked here any more."""
+        if self.children_tell:
+            return ()
         needed = {source for parked in self._keys.values() for source in parked.pieces}
         return tuple(sorted(self.sources - needed))
 
@@ -424,10 +434,12 @@ class Parked:
             undos.append(self._note_adopted(change, token))
         sources = {change.parent, *change.sources} - {0, self.own} - self.sources
         self.sources |= sources
-        before, self.passed = self.passed, self.passed | dict(change.passed)
+        before = self.passed, self.children_tell
+        self.passed = self.passed | dict(change.passed)
+        self.children_tell = self.children_tell or change.children_tell
 
         def take_back() -> None:
-            self.passed = before
+            self.passed, self.children_tell = before
             self.sources -= sources
             for undo in reversed(undos):
                 undo()
@@ -510,13 +522,13 @@ class Parked:
     def _clear(self) -> Undo:
         before = self._keys, self.messages, self.frozen
         ancestors = self.adopted, self.adopted_under, self.sources, self.taking
-        passed, self.passed = self.passed, {}
-        self._keys, self.messages, self.frozen = {}, 0, False
+        passed, self.passed = (self.passed, self.children_tell), {}
+        self._keys, self.messages, self.frozen, self.children_tell = {}, 0, False, False
         self.adopted, self.adopted_under, self.sources, self.taking = set(), {}, set(), set()
 
         def take_back() -> None:
             self._keys, self.messages, self.frozen = before
-            self.passed = passed
+            self.passed, self.children_tell = passed
             self.adopted, self.adopted_under, self.sources, self.taking = ancestors
 
         return take_back
@@ -561,8 +573,8 @@ class Parked:
         if not self:
             return b""
         known = self.frozen, sorted(self.adopted), sorted(self.sources)
-        ancestors = self.adopted_under, self.passed
-        return encode_image(self._keys, known, list(self.edits()), self._faults.all(), ancestors)
+        more = self.adopted_under, self.passed, self.taking, self.children_tell
+        return encode_image(self._keys, known, list(self.edits()), self._faults.all(), more)
 
     @classmethod
     def of_image(cls, own: int, image: bytes) -> Parked:
@@ -571,27 +583,15 @@ class Parked:
         if not image:
             return parked
         decoded = decode_image(image)
-        for key, state, since_ms, failure, pieces in decoded.keys:
-            known = parked._keys[key] = ParkedKey(since_ms)
-            known.state, known.failure = state, failure
-            for source, starts, ends in pieces:
-                known.pieces[source] = OffsetRuns.of_packed(starts, ends)
-                known.messages += known.pieces[source].messages
-            parked.messages += known.messages
+        parked._keys = keys_of(decoded)
+        parked.messages = sum(known.messages for known in parked._keys.values())
         parked.frozen, parked.adopted = decoded.frozen, set(decoded.adopted)
         parked.adopted_under = dict(decoded.adopted_under)
         parked.sources, parked.passed = set(decoded.sources), dict(decoded.passed)
+        parked.taking, parked.children_tell = set(decoded.taking), decoded.children_tell
         for key, edited in decoded.edits:
             parked._edit(key, edited)
         parked._faults = Faults.of(decoded.faults)
-        for key, source, end, columns in decoded.failures:
-            if key not in parked._keys:
-                raise ValueError(f"failures of key {key!r:.80}, of which nothing is parked")
-            parked._keys[key].failures[source] = FailureRuns.of_packed(columns, end)
-        for key, token in decoded.tokens:
-            if key not in parked._keys:
-                raise ValueError(f"the token of key {key!r:.80}, of which nothing is parked")
-            parked._keys[key].token = token
         return parked
 
 

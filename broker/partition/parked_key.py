@@ -239,6 +239,12 @@ class ParkedImage(msgspec.Struct, frozen=True, array_like=True):
     tokens: list[tuple[ParkKey, int]] = []
     adopted_under: list[tuple[int, int]] = []
     passed: list[tuple[int, int]] = []
+    taking: list[int] = []
+    children_tell: bool = False
+
+
+_NEEDED_FIELDS = 4
+"""Fields that are always written; of the others those that say nothing are left out at the end."""
 
 
 def encode_image(
@@ -246,14 +252,15 @@ def encode_image(
     ancestors: tuple[bool, list[int], list[int]],
     edits: Sequence[tuple[ParkKey, EditedMessage]],
     faults: Sequence[tuple[int, Fault]],
-    more: tuple[Mapping[int, int], Mapping[int, int]],
+    more: tuple[Mapping[int, int], Mapping[int, int], Iterable[int], bool],
 ) -> bytes:
     """
     An image.
 
     Args:
         ancestors: whether the children have it, the adopted parents, and the ancestors that keep messages.
-        more: parent → the token of the owner that adopted it; and `passed`: logical partition, or LOOSE_PLACE → own offset.
+        more: parent → the token of the owner that adopted it; `passed`: logical partition, or LOOSE_PLACE → own offset;
+            parents that are being taken over; and whether the children tell the ancestors.
     """
     keys = [
         (
@@ -271,16 +278,12 @@ def encode_image(
         for source, runs in each.failures.items()
     ]
     tokens = [(key, each.token) for key, each in parked.items() if each.token]
-    known, under, passed = (keys, *ancestors), *(sorted(each.items()) for each in more)
-    if passed:
-        return _encode((*known, edits, faults, failures, tokens, under, passed))
-    if under:
-        return _encode((*known, edits, faults, failures, tokens, under))
-    if tokens:
-        return _encode((*known, edits, faults, failures, tokens))
-    if failures:
-        return _encode((*known, edits, faults, failures))
-    return _encode((*known, edits) if edits else known)
+    under, passed, taking, children_tell = more
+    fields: list[object] = [keys, *ancestors, edits, faults if failures else [], failures, tokens]
+    fields += [sorted(under.items()), sorted(passed.items()), sorted(taking), children_tell]
+    while len(fields) > _NEEDED_FIELDS and not fields[-1]:
+        fields.pop()
+    return _encode(fields)
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -290,3 +293,23 @@ _decode = msgspec.msgpack.Decoder(ParkedImage).decode
 def decode_image(image: bytes) -> ParkedImage:
     """The fields of an image.  Raises msgspec.MsgspecError."""
     return _decode(image)
+
+
+def keys_of(image: ParkedImage) -> dict[ParkKey, ParkedKey]:
+    """The keys of an image, without their edited messages.  Raises ValueError."""
+    keys: dict[ParkKey, ParkedKey] = {}
+    for key, state, since_ms, failure, pieces in image.keys:
+        known = keys[key] = ParkedKey(since_ms)
+        known.state, known.failure = state, failure
+        for source, starts, ends in pieces:
+            known.pieces[source] = OffsetRuns.of_packed(starts, ends)
+            known.messages += known.pieces[source].messages
+    for key, source, end, columns in image.failures:
+        if key not in keys:
+            raise ValueError(f"failures of key {key!r:.80}, of which nothing is parked")
+        keys[key].failures[source] = FailureRuns.of_packed(columns, end)
+    for key, token in image.tokens:
+        if key not in keys:
+            raise ValueError(f"the token of key {key!r:.80}, of which nothing is parked")
+        keys[key].token = token
+    return keys

@@ -109,6 +109,11 @@ class Group:
         return 0 if self.parked is None or self.parked.frozen else self.parked.messages
 
     @property
+    def left_to_children(self) -> bool:
+        """See `Parked.left_to_children`."""
+        return self.parked is not None and self.parked.left_to_children
+
+    @property
     def retrying(self) -> int:
         """Those of them that wait for retry."""
         return 0 if self.parked is None or self.parked.frozen else self.parked.retrying
@@ -539,6 +544,8 @@ class HostedPartition:
                 retrying=progress.retrying,
                 failing=progress.failing,
                 suspects=progress.acked.unacked(self.first_offset, progress.suspects.upto),
+                left_to_children=progress.left_to_children,
+                taken_over=progress.parked is not None and progress.parked.frozen,
             )
             for name, progress in sorted(self.groups.items())
             if progress.kept and group in {None, name}

@@ -10,6 +10,8 @@ Invariants
     Messages of its own that children keep parked though it is set without them are kept for them (`passed`).
     What was taken over of a parent that is not set with it is not taken over again: it was cleared here.  That is one
     record, so a repeat never finds the one without the other.
+    An ancestor is told by the owner of the partition, or by the owners of its children if these are not set with it:
+    they learn of it when they take the partition over once more.
 """
 
 from __future__ import annotations
@@ -64,11 +66,13 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
         return durable
     parked = group.parked
     kept = sorted(parked.adopted.intersection(ask.kept_parents))
-    # Children that have taken all of it over need the ancestors, and tell them: they would forget what this one says.
-    sources = () if parked.frozen else tuple(sorted(parked.sources))
+    sources = tuple(sorted(parked.sources)) if kept else ()
+    # Children that have taken something over need the ancestors: these would forget what the owner of this one says.
+    tell = bool(ask.kept_children) and (parked.frozen or parked.children_tell)
+    passed = passed_on(parked, ask.kept_children, partition.facts.partition.range_start)
     changes: list[AskedChange] = [Clear()]
-    if passed := passed_on(parked, ask.kept_children, partition.facts.partition.range_start):
-        changes.append(Adopt(0, (), last=False, passed=passed))
+    if passed or tell:
+        changes.append(Adopt(0, (), last=False, passed=passed, children_tell=tell))
     changes += [Adopt(parent, (), last=True, sources=sources) for parent in kept]
     changes += [AncestorTold(parent) for parent in kept if parent not in sources]
     # At the newest of these, all that the kept parents had parked was taken over.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from ...protocol.errors import (
     FencedError,
@@ -52,14 +52,16 @@ class Ancestors:
         version = answer.parked_version
         grant, under = self._context.grant, dict(answer.adopted_under)
         tokens = grant.parked_tokens or (0,) * len(grant.parked_parents)
-        for parent, token in zip(grant.parked_parents, tokens, strict=True):
+        parts = grant.parked_ranges or ((),) * len(grant.parked_parents)
+        for parent, token, ranges in zip(grant.parked_parents, tokens, parts, strict=True):
             parent_id = int(parent.partition_id)
             # A parent that was reset alone since has parked anew, under tokens above that of the last taking over.
             if parent_id not in answer.adopted or token > under.get(parent_id, token):
-                version = await self._adopt(parent)
+                version = await self._adopt(parent, ranges)
         return version
 
-    async def _adopt(self, parent: Partition) -> int:
+    async def _adopt(self, parent: Partition, ranges: Sequence[tuple[int, int]] = ()) -> int:
+        """Take over what an ancestor has parked of these ranges of logical partitions; () of the partition's."""
         context = self._context
         parent_id, address = int(parent.partition_id), parent.address
         if address is None or parent_id in self._asked:
@@ -72,20 +74,19 @@ class Ancestors:
             )  # fmt: skip
             return await self._sender.send_now([Adopt(parent_id, (), True)])
         broker, partition = context.broker_at(address), context.grant.partition
-        first, taken = 0, 0
-        while True:
-            ask = TakeParked(
-                parent_id, context.who[1], partition.range_start, partition.range_end, first
-            )
+        left = list(ranges) or [(partition.range_start, partition.range_end)]
+        version, first, taken = 0, 0, 0
+        while left:
+            ask = TakeParked(parent_id, context.who[1], *left[0], first)
             answer, payload = await broker.call(ask)
             assert isinstance(answer, ParkedTaken)
             keys = tuple(decode_adopted(payload))
             taken += sum(end - start for key in keys for _, start, end in key.rows)
-            last = answer.following is None
-            version = await self._sender.send_now([Adopt(parent_id, keys, last, answer.sources)])
+            first = answer.following or 0
             if answer.following is None:
-                break
-            first = answer.following
+                left.pop(0)
+            adopt = Adopt(parent_id, keys, not left, answer.sources)
+            version = await self._sender.send_now([adopt])
         if taken:
             log.info(
                 "%s takes over %d parked messages of parent %d",

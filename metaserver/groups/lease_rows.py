@@ -22,10 +22,8 @@ from ...protocol.ids import FencingToken, PartitionId, SessionId
 from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
 from ..cluster.heard import mark_unsettled
 from ..cluster.partitions import (
-    BY_ID,
     HAS_PARENTS,
     granted_partitions,
-    read_partitions,
     select_granted,
     subject_parents,
 )
@@ -67,6 +65,7 @@ from .locked_group import (
     sweep_members,
     valid_ids,
 )
+from .parked_ancestors import TakenOver, read_taken_over
 from .sessions import live_member, live_session
 
 log = logging.getLogger("keylane.metaserver")
@@ -345,17 +344,12 @@ def read_grants(connection: Connection, session: str) -> Grants:
             held = granted_partitions(connection, _shared, **here)
     else:
         held = granted_partitions(connection, _held, of_session=session)
-    parked = _parked_parents(connection, row.group_id, held)
+    parked = read_taken_over(connection, row.group_id, [partition for partition, _ in held])
     return Grants(
         version=row.grants_version,
         ttl_ms=row.ttl_ms,
         grants=tuple(
-            Grant(
-                partition=partition,
-                token=token,
-                parked_parents=tuple(parked[key][0] for key in partition.parents if key in parked),
-                parked_tokens=tuple(parked[key][1] for key in partition.parents if key in parked),
-            )
+            _grant(partition, token, parked.get(partition.partition_id, ()))
             for partition, token in held
         ),
         policy=told.policy,
@@ -364,33 +358,15 @@ def read_grants(connection: Connection, session: str) -> Grants:
     )
 
 
-_left_parked = (
-    sa.select(drained.c.partition_id, sa.func.coalesce(leases.c.token, 0).label("token"))
-    .outerjoin(
-        leases,
-        sa.and_(
-            leases.c.group_id == drained.c.group_id,
-            leases.c.partition_id == drained.c.partition_id,
-        ),
+def _grant(partition: Partition, token: int, parked: Collection[TakenOver]) -> Grant:
+    ranges = tuple(each.ranges for each in parked)
+    return Grant(
+        partition=partition,
+        token=token,
+        parked_parents=tuple(each.partition for each in parked),
+        parked_tokens=tuple(each.token for each in parked),
+        parked_ranges=ranges if any(ranges) else (),
     )
-    .where(drained.c.group_id == sa.bindparam("of_group"), drained.c.parked)
-)
-
-
-def _parked_parents(
-    connection: Connection, group_id: int, held: Collection[tuple[Partition, int]]
-) -> dict[PartitionId, tuple[Partition, int]]:
-    """Return the parents of granted partitions on which the group has left parked messages, by id, with their last tokens."""
-    parents = {parent for partition, _ in held for parent in partition.parents}
-    if not parents:
-        return {}
-    left = {
-        row.partition_id: row.token
-        for row in connection.execute(_left_parked, {"of_group": group_id})
-        if row.partition_id in parents
-    }
-    rows = read_partitions(connection, BY_ID, ids=sorted(left)) if left else ()
-    return {partition.partition_id: (partition, left[partition.partition_id]) for partition in rows}
 
 
 class _Circumstances(NamedTuple):

@@ -10,8 +10,8 @@ Invariants
     A held or withdrawn lease is granted to another session only after it is free.
     A withdrawn lease never becomes held again: the same session gets it back only with a higher token.
     Every grant takes a token above all before it.
-    A partition is granted only when the group has drained all its parents.  Instead of an abandoned parent, its own
-    parents have to be drained.
+    A partition is granted only when the group has drained all its parents, and what is before them.  Instead of an
+    abandoned parent, its own parents have to be drained.
     A partition is granted only when its broker knows the group, and has stored where the group begins on it.
 """
 
@@ -89,7 +89,8 @@ def readable_partitions(
     blocked by no parent.
     A parent blocks its children unless the group has drained it, its data has expired, its loss was accepted or it was
     abandoned.  The parents of a lost or abandoned partition still block.  Once the end of an abandoned partition is known,
-    it blocks the children that the group has not begun.
+    it blocks the children that the group has not begun.  The parents of a drained partition block too, if they were reset
+    without it; abandoned ones do not.
     """
     facts = {partition.partition_id: partition for partition in partitions}
     gone = {
@@ -98,14 +99,20 @@ def readable_partitions(
         if partition.state is PartitionState.EXPIRED and not partition.lost
     }
     passed = gone | set(drained)
+    blocking: dict[bool, set[PartitionId]] = {True: set(), False: set()}
+    """Whether the children are begun → partitions that block them, themselves or by what is before them."""
 
     def blocks(parent_id: PartitionId, begun: bool) -> bool:
-        parent = facts.get(parent_id)
-        if parent_id in passed or parent is None:
-            return parent_id not in passed
-        if not parent.abandoned or (parent.ended and not begun):
-            return True
-        return any(blocks(grandparent_id, begun) for grandparent_id in parent.parents)
+        return parent_id in blocking[begun] or not (parent_id in facts or parent_id in passed)
+
+    for number, each in sorted(facts.items()):  # parents have lower ids
+        if number in gone:
+            continue
+        for begun, those in blocking.items():
+            stays = number not in passed and (not each.abandoned or (each.ended and not begun))
+            seen_begun = begun or number in passed
+            if stays or any(blocks(parent_id, seen_begun) for parent_id in each.parents):
+                those.add(number)
 
     return [
         partition

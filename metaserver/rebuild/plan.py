@@ -229,7 +229,9 @@ def _subject(
     subject.partitions += replaced
     parents = _parents_left(subject)
     for group in subject.groups:
-        group.drained = set(drained_through(group.drained, parents))
+        # A reset of an ancestor alone may have come later; an owner could take nothing over there any more.
+        blocking = parents | {key: set[int]() for key in group.taken_over}
+        group.drained = set(drained_through(group.drained, blocking))
     if subject.static:
         _set_logic_starts(rows, subject.partitions)
     if not _covered(subject) and not (options.complete and _continue_creation(subject, statuses)):
@@ -305,8 +307,10 @@ def _groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
             sealed = status.state is PartitionState.SEALED
             if at_broker.token and sealed and at_broker.cursor >= status.next_offset:
                 group.drained.add(status.partition_id)
-                if at_broker.parked:
+                if at_broker.parked or at_broker.left_to_children:
                     group.parked.add(status.partition_id)
+                if at_broker.taken_over:
+                    group.taken_over.add(status.partition_id)
     for group in groups.values():
         group.ttl_ms = group.ttl_ms or TTL_MS_DEFAULT
     return [group for _, group in sorted(groups.items())]

@@ -13,10 +13,11 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 from sqlalchemy.engine import Connection
 
 from ...protocol.errors import (
@@ -26,14 +27,15 @@ from ...protocol.errors import (
     QueueUnknownError,
     SubjectNotStaticError,
 )
-from ...protocol.ids import FencingToken, check_name
+from ...protocol.ids import FencingToken, PartitionId, check_name
 from ...protocol.progress import ResetGroup
 from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
 from ...protocol.text import counted
 from ..cluster.heard import mark_unsettled
-from ..cluster.partitions import SEEN_PARENT, subject_partitions
+from ..cluster.partitions import SEEN_PARENT, subject_parents, subject_partitions
 from ..cluster.subjects import SERVED, open_subject_row
 from ..groups.leases import drained_through, raise_token_floor
+from ..groups.parked_ancestors import need_no_owner
 from ..groups.sessions import sweep_sessions
 from ..sql.dialect import insert_new, insert_or_replace
 from ..sql.duties import duty_left_ms, leave_duty, rebuilt_duty, reset_duty, take_duty
@@ -64,26 +66,38 @@ class ResetScope:
     """Abandoned partitions on silent brokers."""
     others: tuple[Partition, ...] = ()
     """Those of the subject that a reset of a part of it leaves alone."""
+    lineage: Mapping[PartitionId, tuple[PartitionId, ...]] = field(default_factory=dict)
+    """Of a reset of a part: partition id → its parents, also of partitions whose data is gone."""
 
     def kept_children(self, partition: Partition) -> tuple[tuple[int, int], ...]:
-        """The ranges of logical partitions of its children that the reset leaves alone, also behind children that it sets."""
+        """
+        The ranges of logical partitions of its descendants that the reset leaves alone, the nearest of each.
+
+        They may have what it had parked by way of partitions that are set with it, or whose data is gone.
+        """
+        others = {each.partition_id: each for each in self.others}
         kept: list[tuple[int, int]] = []
         above = {partition.partition_id}
-        for each in sorted((*self.partitions, *self.others), key=lambda each: each.partition_id):
-            if above.isdisjoint(each.parents):
+        for child, parents in sorted(self.lineage.items()):
+            if above.isdisjoint(parents):
                 continue
-            if each in self.others:
-                kept.append((each.range_start, each.range_end))
+            if child in others:
+                kept.append((others[child].range_start, others[child].range_end))
             else:
-                above.add(each.partition_id)
+                above.add(child)
         return tuple(kept)
 
     def kept_parents(self, partition: Partition) -> tuple[int, ...]:
-        """The parents of one of its partitions that a reset of a part of the subject leaves alone."""
-        if self.ask.queue is None and self.ask.partition_id is None:
-            return ()
-        ids = set(self.ids)
-        return tuple(int(parent) for parent in partition.parents if parent not in ids)
+        """The ancestors of one of its partitions that a reset of a part of the subject leaves alone."""
+        others = {each.partition_id for each in self.others}
+        ancestors: set[PartitionId] = set()
+        todo = [partition.partition_id]
+        while todo:
+            above = set(self.lineage.get(todo.pop(), ())) - ancestors
+            ancestors |= above
+            todo += above
+        direct = set(self.lineage.get(partition.partition_id, ())).difference(self.ids)
+        return tuple(sorted(int(each) for each in ancestors & others | direct))
 
     @property
     def ids(self) -> list[int]:
@@ -125,10 +139,12 @@ def reset_scope(
             partition_id=ask.partition_id,
         )
     others: tuple[Partition, ...] = ()
+    lineage: dict[PartitionId, tuple[PartitionId, ...]] = {}
     if ask.queue is not None or ask.partition_id is not None:
         ids = {each.partition_id for each in selected}
         served = subject_partitions(connection, row.subject_id, SERVED)
         others = tuple(each for each in served if each.partition_id not in ids)
+        lineage = subject_parents(connection, row.subject_id)
     return ResetScope(
         group_id=known.group_id,
         strategy=ConsumeStrategy(known.strategy),
@@ -138,6 +154,7 @@ def reset_scope(
         partitions=selected,
         left_out=left_out,
         others=others,
+        lineage=lineage,
     )
 
 
@@ -163,17 +180,46 @@ def settable_partitions(
     queue: int | None = None,
     partition_id: int | None = None,
 ) -> tuple[tuple[Partition, ...], tuple[Partition, ...]]:
-    """Return the partitions to set, all or those named, and those that are left out."""
+    """
+    Return the partitions to set, all or those named, and those that are left out.
+
+    Instead of a parent whose data is gone they have the nearest ancestors with data: the cursors of these count.
+    """
     abandoned = set(connection.execute(_abandoned, {"of_subject": subject_id}).scalars())
     selected: list[Partition] = []
     left_out: list[Partition] = []
-    for partition in subject_partitions(connection, subject_id, SERVED):
+    served = subject_partitions(connection, subject_id, SERVED)
+    for partition in _past_gone(connection, subject_id, served):
         here = int(partition.partition_id)
         if queue not in {None, partition.queue} or partition_id not in {None, here}:
             continue
         silent = here in abandoned and partition.address is None
         (left_out if silent and partition_id is None else selected).append(partition)
     return tuple(selected), tuple(left_out)
+
+
+def _past_gone(
+    connection: Connection, subject_id: int, served: Sequence[Partition]
+) -> list[Partition]:
+    ids = {partition.partition_id for partition in served}
+    if all(ids.issuperset(partition.parents) for partition in served):
+        return list(served)
+    lineage = subject_parents(connection, subject_id)
+
+    def nearest(partition: Partition) -> Partition:
+        ancestors: set[PartitionId] = set()
+        seen, todo = set(partition.parents), list(partition.parents)
+        while todo:
+            above = todo.pop()
+            if above in ids:
+                ancestors.add(above)
+                continue
+            further = set(lineage.get(above, ())) - seen
+            seen |= further
+            todo += further
+        return replace(partition, parents=tuple(sorted(ancestors)))
+
+    return [nearest(partition) for partition in served]
 
 
 def begin_reset(
@@ -276,6 +322,7 @@ def end_reset(
     *,
     holder: str,
     answered: tuple[int, str] = (0, ""),
+    parked: Collection[int] = (),
 ) -> None:
     """
     Let sessions join again, and note what is drained.
@@ -284,6 +331,7 @@ def end_reset(
         tokens: what `begin_reset` returned.
         cursors: partition id → cursor that its broker has set; empty if the reset was not finished.
         answered: the id of the live reset that is done, and its answer as JSON; 0: none is.
+        parked: partitions that leave something to their children, as their brokers say.
     """
     here = groups.c.group_id == group_id
     connection.execute(sa.select(groups.c.group_id).where(here).with_for_update()).one()
@@ -304,17 +352,29 @@ def end_reset(
         if (alone or row.token == tokens[row.partition_id])
         and cursors[row.partition_id] == row.end_offset
     ]
-    note_at_end(connection, group_id, at_end)
+    note_at_end(connection, group_id, at_end, parked)
     reset_id, answer = answered
     done = sa.update(live_resets).where(live_resets.c.reset_id == reset_id)
     connection.execute(done.values(answer=answer))
     mark_unsettled(connection, group_id)
 
 
-def note_at_end(connection: Connection, group_id: int, at_end: Sequence[int]) -> None:
-    """Note as drained the sealed partitions at whose end a locked group is, if it has drained their parents."""
-    passed = _through(connection, group_id, at_end)
-    rows = [{"group_id": group_id, "partition_id": partition_id} for partition_id in passed]
+def note_at_end(
+    connection: Connection, group_id: int, at_end: Sequence[int], parked: Collection[int] = ()
+) -> None:
+    """
+    Note as drained the sealed partitions at whose end a locked group is, if it has drained their parents.
+
+    Those that take over parked messages of ancestors have an owner first.
+
+    Args:
+        parked: those of them that leave something to their children.
+    """
+    passed = need_no_owner(connection, group_id, _through(connection, group_id, at_end), parked)
+    rows = [
+        {"group_id": group_id, "partition_id": number, "parked": number in parked}
+        for number in passed
+    ]
     insert_new(connection, drained, rows)
 
 

@@ -26,7 +26,7 @@ from ...protocol.errors import (
     OverloadedError,
     ResetUnfinishedError,
 )
-from ...protocol.progress import CursorView, GroupReset, ResetGroup, SetCursor
+from ...protocol.progress import CursorView, GroupReset, GroupStatus, ResetGroup, SetCursor
 from ...protocol.routing import Partition
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient
@@ -100,7 +100,7 @@ class ResetService:
         holder = f"{self._holder}.{self._resets}"
         scope, cursors, tokens = await self._begin(subject, group, ask, holder, reset_id, begun)
         self._after_step("reset-begun")
-        done: dict[int, int] = {}
+        done: dict[int, GroupStatus] = {}
         try:
             for ids in generations(scope.partitions):
                 await self._set_cursors(group, scope, ids, tokens, cursors, done)
@@ -109,8 +109,9 @@ class ResetService:
             await self._database.write(end_reset, scope.group_id, tokens, {}, holder=holder)
             raise
         self._after_step("reset-told")
+        reached = {number: status.cursor for number, status in done.items()}
         answer = replace(
-            _answer(subject, group, scope.partitions, done, tokens),
+            _answer(subject, group, scope.partitions, reached, tokens),
             static=scope.static,
             left_out=tuple(partition.partition_id for partition in scope.left_out),
         )
@@ -118,9 +119,10 @@ class ResetService:
             end_reset,
             scope.group_id,
             tokens,
-            done,
+            reached,
             holder=holder,
             answered=(reset_id, msgspec.json.encode(answer).decode()),
+            parked=[number for number, status in done.items() if status.left_to_children],
         )
         log.info("group %s of %s was set to %s", group, subject, ask.to)
         return answer
@@ -179,9 +181,9 @@ class ResetService:
         ids: Sequence[int],
         tokens: Mapping[int, int],
         cursors: Mapping[int, int],
-        done: dict[int, int],
+        done: dict[int, GroupStatus],
     ) -> None:
-        """Set the cursors of these partitions at their brokers; `done` gets them.  Raises ResetUnfinishedError."""
+        """Set the cursors of these partitions at their brokers; `done` gets the group there.  Raises ResetUnfinishedError."""
         partitions = {int(partition.partition_id): partition for partition in scope.partitions}
 
         async def set_one(partition_id: int) -> str:
@@ -201,7 +203,7 @@ class ResetService:
                     return (
                         f"partition {partition_id} on {partition.broker_group!r}: {error.message}"
                     )
-            done[partition_id] = status.groups[0].cursor
+            (done[partition_id],) = status.groups
             return ""
 
         problems = [problem for problem in await asyncio.gather(*map(set_one, ids)) if problem]

@@ -230,6 +230,8 @@ class Adopt(Struct, frozen=True, array_like=True, tag=5):
     Of parent 0, (logical partition, offset): children need messages of the partition itself from there on, though it was reset.
     The logical partition is -1 for those without an order.
     """
+    children_tell: bool = False
+    """Of parent 0: children keep what they took over though the partition was reset, and they tell the ancestors."""
 
 
 class Freeze(Struct, frozen=True, array_like=True, tag=6):

@@ -67,6 +67,7 @@ CHANGES: tuple[ParkChange, ...] = (
     ),
     Park(b"N14228", (), FAILURE, 5),
     Adopt(0, (AdoptedKey(b"N14228", ParkState.PARKED, 99, FAILURE, (), token=5),), last=False),
+    Adopt(0, (), last=False, sources=(3,), passed=((-1, 7), (512, 3)), children_tell=True),
 )
 KEY_ROWS = [
     ParkedKeyRow(b"N14228", ParkState.PARKED, 2),
@@ -105,11 +106,18 @@ def golden_bytes() -> dict[str, str]:
     retrying = Parked(7)
     retrying.apply(Park(2, ((5, 6),), FAILURE), at_ms=1_800_000_000_456)
     retrying.note_next_tries([(2, 7, 5, 1_800_000_060_000)])
+    taking = parked()
+    taking.apply(CHANGES[16], at_ms=1_800_000_000_456)
+    reset = parked()
+    for change in (Clear(), CHANGES[19]):
+        reset.apply(change, at_ms=1_800_000_000_456)
     images = {
         "image": parked().image().hex(),
         "image with an edit": edited.image().hex(),
         "image with a next try": retrying.image().hex(),
         "image with a token": handled.image().hex(),
+        "image while a parent is taken over": taking.image().hex(),
+        "image behind a reset that children are left out of": reset.image().hex(),
     }
     return {**records, **rows, **images}
 

@@ -62,6 +62,20 @@ def test_golden_image_tells_which_owner_has_messages_of_a_parked_key_handled():
     assert (known.state, known.token, parked.get(None).token) == (ParkState.PARKED, 5, 0)
 
 
+def test_golden_image_tells_which_parent_is_being_taken_over():
+    parked = Parked.of_image(7, bytes.fromhex(GOLDEN["image while a parent is taken over"]))
+    assert parked.image().hex() == GOLDEN["image while a parent is taken over"]
+    assert (parked.taking, parked.adopted) == ({5}, {3})
+
+
+def test_golden_image_tells_what_a_reset_keeps_for_children():
+    name = "image behind a reset that children are left out of"
+    parked = Parked.of_image(7, bytes.fromhex(GOLDEN[name]))
+    assert parked.image().hex() == GOLDEN[name]
+    assert (parked.passed, parked.sources) == ({-1: 7, 512: 3}, {3})
+    assert (parked.children_tell, len(parked)) == (True, 0)
+
+
 @pytest.mark.parametrize("name", ["image", "image with an edit"])
 def test_image_of_a_version_without_failures_is_read(name: str):
     """All that it said is there; how each message failed is not known."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.lease_rows import read_grants, release_leases, settle_group
+from keylane.metaserver.groups.parked_ancestors import need_no_owner, read_taken_over
 from keylane.metaserver.groups.sessions import join_group, leave_group
 from keylane.metaserver.resets.live_rows import (
     give_up_live_reset,
@@ -32,7 +34,7 @@ ANSWER = b'{"subject":"s","group":"g","cursors":[]}'.decode()
 
 
 async def test_statements_work_on_postgresql(postgres: Postgres, tmp_path: Path):
-    """A join that differs, a reset given up and one that is done, and a group that becomes idle."""
+    """A join that differs, a reset given up and one that is done, and a group that becomes idle; what is parked."""
     options = {"clock": SystemClock(), "boot": "", "broker_ttl_ms": 60_000}
     async with open_database(folder=tmp_path, url=postgres.url(), **options) as database:
         report = BrokerHeartbeat(broker_group="g1", broker_id="g1", address="g1:1")
@@ -66,6 +68,10 @@ async def test_statements_work_on_postgresql(postgres: Postgres, tmp_path: Path)
         await database.write(settle_group, group_id)
         (again,) = (await database.read(read_grants, A)).grants
         assert again.token > tokens[partition_id] > grant.token
+        noted = await database.read(need_no_owner, group_id, [partition_id], [partition_id])
+        assert noted == [partition_id]
+        child = replace(again.partition, parents=(partition_id,))
+        assert await database.read(read_taken_over, group_id, [child]) == {}
         await database.write(note_idle)
         assert await database.read(idle_groups, at_least_ms=0) == []
         await database.write(leave_group, A)

@@ -90,3 +90,45 @@ async def test_keys_of_a_parent_stay_cleared_when_its_child_alone_was_reset(file
         await eventually(lambda: handler.handled[b"bad"] == [0, 1, 2])
         while await brokers.parked() or await brokers.kept(parent):
             await asyncio.sleep(0.05)
+
+
+async def test_key_parked_anew_on_a_reset_grandparent_is_redriven_at_its_grandchild(
+    file_cluster: Cluster,
+):
+    """The partitions between are drained and have no owner; nothing newer is handled before."""
+    subject, handler = "reset-grandparent", Handler()
+    await file_cluster.create(subject, partitions=1)
+    handler.poison = {b"bad", b"worse"}
+    async with (
+        asyncio.timeout(60),
+        Producer(file_cluster.meta) as producer,
+        Admin(file_cluster.meta) as admin,
+        consumer_of(file_cluster, subject, handler),
+        brokers_of(file_cluster, subject) as brokers,
+    ):
+        grandparent = await park_two_keys(producer, subject, brokers)
+        for partitions in (2, 1):
+            before = set(await brokers.partitions())
+            resize = Reshape(kind=OperationKind.RESIZE, subject=subject, partitions=partitions)
+            await file_cluster.reshape(resize)
+            while await brokers.count() < 3 or before.intersection(await brokers.parked()):
+                await asyncio.sleep(0.05)
+        handler.poison = set()
+        for key in (b"bad", b"worse"):
+            await brokers.redrive(key)
+        await eventually(lambda: handler.handled == {b"bad": [0, 1], b"worse": [0]})
+        while await brokers.parked() or await brokers.kept(grandparent):
+            await asyncio.sleep(0.05)
+
+        handler.poison = {b"bad"}
+        await admin.reset_group(subject, "g", "earliest", partition_id=grandparent, live=True)
+        await send(producer, subject, b"bad", 2)
+        await send(producer, subject, b"worse", 1)
+        await eventually(lambda: handler.handled[b"worse"] == [0, 0, 1])
+        while await brokers.count() < 3 or grandparent in await brokers.parked():
+            await asyncio.sleep(0.05)
+        handler.poison = set()
+        await brokers.redrive(b"bad")
+        await eventually(lambda: handler.handled[b"bad"] == [0, 1, 0, 1, 2])
+        while await brokers.parked() or await brokers.kept(grandparent):
+            await asyncio.sleep(0.05)

@@ -144,8 +144,7 @@ class ParkedKeys:
 
         def is_taken_over(number: int, key: object) -> bool:
             return not (isinstance(key, bytes) and key) or any(
-                number in child.parents
-                and child.range_start <= logical_partition(key) < child.range_end
+                child.range_start <= logical_partition(key) < child.range_end
                 and (known := parked.get(int(child.partition_id))) is not None
                 and number in known.adopted
                 for child in facts

@@ -16,6 +16,7 @@ from keylane.metaserver.sql.dialect import insert_new
 from keylane.metaserver.sql.schema import drained, partitions
 from keylane.producer.executor import Executor
 from keylane.protocol.errors import AcceptedAsLostError
+from keylane.protocol.progress import GroupStatus
 from keylane.protocol.routing import PartitionState
 from sim.mutants.mutant import Breaks, Patches
 
@@ -59,7 +60,11 @@ def reset_forgets_the_last_one(patches: Patches) -> None:
         left = ids[:-1] if len(ids) > 1 else ids
         await real(self, group, scope, left, tokens, cursors, done)
         done |= {
-            partition_id: cursors[partition_id] for partition_id in ids if partition_id not in left
+            number: GroupStatus(
+                group=group, token=tokens[number], cursor=cursors[number], acked_above=0, lag=0
+            )
+            for number in ids
+            if number not in left
         }
 
     real = patches.set(resets_service.ResetService, "_set_cursors", tell)

@@ -111,7 +111,7 @@ def key_is_freed_with_parked_messages(patches: Patches) -> None:
 def children_adopt_nothing(patches: Patches) -> None:
     """The owner of a child does not ask its parents for what they have parked."""
 
-    async def adopt(_self: Any, _parent: Any) -> int:
+    async def adopt(_self: Any, _parent: Any, _ranges: Any = ()) -> int:
         return 0
 
     patches.set(Ancestors, "_adopt", adopt)
@@ -128,7 +128,7 @@ def children_adopt_what_is_not_theirs(patches: Patches) -> None:
 
 def parked_parents_are_not_told(patches: Patches) -> None:
     """The metaserver forgets which drained partitions have parked messages."""
-    patches.set(lease_rows, "_parked_parents", lambda *_args: {})
+    patches.set(lease_rows, "read_taken_over", lambda *_args: {})
 
 
 def edit_by_key_takes_the_newest(patches: Patches) -> None:

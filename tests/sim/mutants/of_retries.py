@@ -60,12 +60,12 @@ def children_adopt_no_retries(patches: Patches) -> None:
 def children_count_from_the_start(patches: Patches) -> None:
     """A child adopts what waits for retry as tried once."""
 
-    def adopt(self: Any, change: Any) -> Any:
+    def adopt(self: Any, change: Any, token: int) -> Any:
         keys = tuple(
             msgspec.structs.replace(key, key=1) if isinstance(key.key, int) else key
             for key in change.keys
         )
-        return real(self, msgspec.structs.replace(change, keys=keys))
+        return real(self, msgspec.structs.replace(change, keys=keys), token)
 
     real = patches.set(Parked, "_adopt", adopt)
 

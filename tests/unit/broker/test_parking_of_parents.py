@@ -8,7 +8,7 @@ from keylane.broker.partition.park_views import changes_of
 from keylane.broker.partition.parked import Parked
 from keylane.broker.store.set_cursor import set_cursor
 from keylane.protocol.errors import FencedError, InvalidRequestError, ParkMovedError
-from keylane.protocol.frames import LeaveParked
+from keylane.protocol.frames import LeaveParked, TakeParked
 from keylane.protocol.parked import Adopt, AdoptedKey, Park, ParkState
 from keylane.protocol.progress import SetCursor
 from keylane.protocol.routing import logical_partition
@@ -169,7 +169,7 @@ async def test_messages_of_a_reset_parent_are_kept_until_its_child_needs_them_no
     assert desk.group.needed_from == 7
     await desk.say(LeaveParked(1, "audit", 0, at, 4))
     assert desk.group.needed_from == 40
-    assert not desk.parked
+    assert not desk.parked.left_to_children
 
 
 async def test_messages_of_a_reset_parent_are_not_kept_for_a_child_that_is_reset_with_it(
@@ -188,3 +188,113 @@ async def test_messages_of_a_reset_parent_are_not_kept_for_a_child_that_is_reset
     again = SetCursor(group="audit", token=4, cursor=40)
     await set_cursor(desk.store, desk.store.state.partition(1), again)
     assert desk.group.needed_from == 40
+
+
+async def frozen(desk: ParkedDesk) -> None:
+    """One of two children has taken over its half of what the partition and its ancestors 3 and 2 have parked."""
+    rows = AdoptedKey(KEYS[1], ParkState.PARKED, 1, FAILURE, ((3, 0, 2),))
+    await desk.change(Adopt(3, (rows,), last=True, sources=(2,)))
+    await desk.change(*(Park(key, ((at, at + 1),), FAILURE) for at, key in enumerate(KEYS)))
+    await desk.ack(1, (0, 40))
+    _, durable = desk.store.seal(1)
+    await durable
+    assert [key.key for key in (await desk.take(0, 512))[0]] == [KEYS[0]]
+
+
+KEYS = (b"b", b"d")
+"""The first is of the first half of the logical partitions, the other of the second."""
+CHILDREN = ((0, 512), (512, 1024))
+
+
+async def reset_alone(
+    desk: ParkedDesk, *, children: tuple[tuple[int, int], ...] = CHILDREN
+) -> None:
+    ask = SetCursor(group="audit", token=3, cursor=40, kept_parents=(3,), kept_children=children)
+    await set_cursor(desk.store, desk.store.state.partition(1), ask)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_reset_partition_says_that_its_children_have_something_to_take_over(
+    desk: ParkedDesk, restarts
+):
+    """Else a child that had not begun would never tell that it needs nothing, and the broker would keep its log for ever."""
+    assert [logical_partition(key) < 512 for key in KEYS] == [True, False]
+    await frozen(desk)
+    await reset_alone(desk)
+    if restarts:
+        await desk.store.commit.close()
+        desk = desk.again(snapshot=False)
+    (told,) = desk.store.state.partition(1).status(now_ms=0).groups
+    assert (told.parked, told.left_to_children) == (0, True)
+    assert (await desk.acquired(4)).parked_version > 0
+
+
+async def test_reset_partition_without_anything_kept_says_so(desk: ParkedDesk):
+    await desk.change(Park(b"a", ((2, 4),), FAILURE))
+    await set_cursor(
+        desk.store, desk.store.state.partition(1), SetCursor(group="audit", token=3, cursor=40)
+    )
+    (told,) = desk.store.state.partition(1).status(now_ms=0).groups
+    assert not told.left_to_children
+    assert (await desk.acquired(4)).parked_version == 0
+
+
+async def test_frozen_partition_has_something_for_the_child_that_has_not_begun(desk: ParkedDesk):
+    """A database that is rebuilt has to know of it; what operators are told is counted at the children."""
+    await frozen(desk)
+    (told,) = desk.store.state.partition(1).status(now_ms=0).groups
+    assert (told.parked, told.left_to_children, told.taken_over) == (0, True, True)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_child_that_had_not_begun_learns_of_the_ancestors_of_a_reset_partition(
+    desk: ParkedDesk, restarts
+):
+    """The owner of the partition tells them nothing: the other child may still need their messages."""
+    await frozen(desk)
+    await reset_alone(desk)
+    if restarts:
+        await desk.store.commit.close()
+        desk = desk.again(snapshot=False)
+    assert desk.parked.unneeded() == ()
+    answer = await desk.say(TakeParked(1, "audit", 512, 1024, 0))
+    assert answer.sources == (2, 3)
+    told = Parked(1)
+    for change in changes_of(desk.parked):
+        told.apply(change, at_ms=1)
+    for again in (told, Parked.of_image(1, desk.parked.image())):
+        assert (again.sources, again.unneeded(), again.children_tell) == ({2, 3}, (), True)
+
+
+async def test_owner_tells_the_ancestors_when_the_children_were_reset_with_the_partition(
+    desk: ParkedDesk,
+):
+    """No other owner knows of them: until now they kept their messages for ever."""
+    await frozen(desk)
+    await reset_alone(desk, children=())
+    assert desk.parked.unneeded() == (2, 3)
+
+
+async def test_partition_between_a_reset_parent_and_a_kept_child_tells_no_ancestor(
+    desk: ParkedDesk,
+):
+    """It has taken over its parent once more, and needs nothing of it; the child may need what it took over before."""
+    await frozen(desk)
+    ask = SetCursor(group="audit", token=3, cursor=40, kept_children=CHILDREN)
+    await set_cursor(desk.store, desk.store.state.partition(1), ask)
+    await desk.acquired(4)
+    await desk.change(Adopt(3, (), last=True, sources=(2,)), token=4)
+    assert desk.parked.unneeded() == ()
+    assert (await desk.say(TakeParked(1, "audit", 0, 512, 0))).sources == (2, 3)
+
+
+async def test_parent_that_is_taken_over_is_in_the_image(desk: ParkedDesk):
+    """Behind a start from a snapshot, or a log that was written anew, operators change nothing of it either."""
+    await desk.change(part(b"a", last=False))
+    told = Parked(1)
+    for change in changes_of(desk.parked):
+        told.apply(change, at_ms=1)
+    for again in (told, Parked.of_image(1, desk.parked.image())):
+        assert (again.taking, again.adopted) == ({3}, set())
+        again.apply(part(b"b", last=True), at_ms=2)
+        assert (again.taking, again.adopted) == (set(), {3})

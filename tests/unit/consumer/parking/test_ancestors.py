@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from keylane.consumer import ConsumerSettings
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.protocol.errors import KeylaneError, PartitionUnknownError
-from keylane.protocol.frames import LeaveParked, TakeParked
-from keylane.protocol.parked import Adopt, AncestorTold
+from keylane.protocol.frames import Acquired, LeaveParked, ParkedTaken, TakeParked
+from keylane.protocol.parked import Adopt, AncestorTold, encode_parked
 from keylane.protocol.routing import PartitionState
 from support.pulling import ScriptedBroker, opened
 from unit.consumer.parking.test_redrive import ANCESTOR, AncestorBroker, HomeBroker, KnowingOwner
@@ -75,6 +76,33 @@ async def test_child_takes_nothing_over_when_the_broker_of_its_parent_lacks_it()
         await adopted_from(home, KnowingOwner())
     assert caught.value is NO_SUCH
     assert home.changes == []
+
+
+class Parted(ScriptedBroker):
+    """Has parked messages of the group, two pages of each range that is asked for."""
+
+    address = AncestorBroker.address
+
+    async def call(self, request, payload=b"", *, wait_ms=0):
+        assert isinstance(request, TakeParked)
+        self.requests.append(request)
+        return ParkedTaken(None if request.first else 7, (2,)), encode_parked(())
+
+
+async def test_ancestor_past_the_parents_is_asked_for_parts_of_the_range_alone():
+    """What came by way of the partitions between is not taken over a second time."""
+    home, away = HomeBroker(), Parted()
+    parent = replace(past(ANCESTOR, 0, 1024).partition, address=away.address)
+    owner = KnowingOwner()
+    async with opened(PullClient, home, owner, ConsumerSettings(), others=(away,)) as client:
+        ancestors = client.parking._ancestors
+        grant = ancestors._context.grant
+        told = {"parked_parents": (parent,), "parked_tokens": (4,)}
+        ancestors._context.grant = replace(grant, **told, parked_ranges=(((0, 256), (512, 700)),))
+        await ancestors.adopt_all(Acquired(0, (), 0, False))
+    asked = [(ask.start, ask.end, ask.first) for ask in away.requests]
+    assert asked == [(0, 256, 0), (0, 256, 7), (512, 700, 0), (512, 700, 7)]
+    assert [change.last for change in home.changes] == [False, False, False, True]
 
 
 @pytest.mark.parametrize("gone", GONE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from keylane.metaserver.groups.leases import (
@@ -192,6 +194,65 @@ def test_child_is_readable_when_all_parents_are_drained() -> None:
     assert ids(3) == [2, 5]
     assert ids(2) == [3]
     assert ids(2, 3) == [4, 5]
+
+
+def chain(*between: PartitionFacts) -> list[PartitionFacts]:
+    """1 is sealed, the others continue it in turn, and an open one at the end is number 9."""
+    first = PartitionFacts(partition_id=PartitionId(1), state=PartitionState.SEALED)
+    parents = (between[-1].partition_id,)
+    last = PartitionFacts(partition_id=PartitionId(9), state=PartitionState.OPEN, parents=parents)
+    return [first, *between, last]
+
+
+def ids_of(partitions: list[PartitionFacts], *drained: int) -> list[int]:
+    passed = {PartitionId(key) for key in drained}
+    return [partition.partition_id for partition in readable_partitions(partitions, passed)]
+
+
+def test_ancestor_that_was_reset_alone_blocks_its_descendants_past_drained_ones() -> None:
+    """Its messages come before theirs, and what it parks anew they take over; at any distance."""
+    between = [
+        PartitionFacts(
+            partition_id=PartitionId(number),
+            state=PartitionState.SEALED,
+            parents=(PartitionId(number - 1),),
+        )
+        for number in (2, 3)
+    ]
+    assert ids_of(chain(*between), 2, 3) == [1]
+    assert ids_of(chain(*between), 1, 2, 3) == [9]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_abandoned_partition_blocks_nothing_past_a_drained_one(ended: bool) -> None:
+    """The group has begun what is behind it."""
+    abandoned = PartitionFacts(
+        partition_id=PartitionId(2),
+        state=PartitionState.SEALED,
+        parents=(PartitionId(1),),
+        abandoned=True,
+        ended=ended,
+    )
+    behind = PartitionFacts(
+        partition_id=PartitionId(3), state=PartitionState.SEALED, parents=(PartitionId(2),)
+    )
+    assert ids_of(chain(abandoned, behind), 1, 3) == [2, 9]
+    assert ids_of(chain(abandoned, behind), 3) == [1]
+
+
+def test_lineage_of_thousands_of_drained_partitions_is_read() -> None:
+    between = [
+        PartitionFacts(
+            partition_id=PartitionId(number),
+            state=PartitionState.SEALED,
+            parents=(PartitionId(number - 1),),
+        )
+        for number in range(2, 5_000)
+    ]
+    partitions = [*chain(*between)[:-1], chain(between[-1])[-1]]
+    partitions[-1] = dataclasses.replace(partitions[-1], partition_id=PartitionId(5_000))
+    assert ids_of(partitions, *range(1, 5_000)) == [5_000]
+    assert ids_of(partitions, *range(2, 5_000)) == [1]
 
 
 @pytest.mark.parametrize(

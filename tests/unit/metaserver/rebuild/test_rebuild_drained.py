@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.groups.lease_rows import note_drained, read_grants
@@ -51,6 +52,27 @@ def test_empty_partition_still_blocks_its_children_until_its_parent_is_drained(
             granted.append(ids)
             note_drained(connection, SESSION, ids, ())
     assert granted == [[1], [2], [3]]
+
+
+def test_children_take_over_what_one_of_them_has_begun_to_after_a_rebuild() -> None:
+    """The partition is frozen, so nothing counts as parked there; its other child has taken nothing over."""
+    first = status(1, 0, 1024, sealed=True, token=1, cursor=10)
+    (group,) = first.groups
+    frozen = replace(first, groups=(replace(group, left_to_children=True),))
+    child = status(2, 0, 1024, parents=(1,))
+    assert rebuilt(first, child).groups[0].parked == set()
+    assert rebuilt(frozen, child).groups[0].parked == {1}
+
+
+def test_partition_that_children_took_over_counts_as_drained_though_its_parent_was_reset_alone() -> (
+    None
+):
+    """An owner of it could take over nothing of what the parent parks anew, and would wait for ever."""
+    middle = status(2, 0, 1024, parents=(1,), sealed=True, messages=10, token=2, cursor=10)
+    (group,) = middle.groups
+    taken_over = replace(group, left_to_children=True, taken_over=True)
+    assert rebuilt(*chain(5, middle)).groups[0].drained == set()
+    assert rebuilt(*chain(5, replace(middle, groups=(taken_over,)))).groups[0].drained == {2}
 
 
 def test_partition_counts_as_drained_when_it_was_granted_and_its_parents_are() -> None:

@@ -53,9 +53,9 @@ async def tell(broker: BusyBroker) -> dict[int, int]:
     )
     settings = MetaserverSettings(data=Path("meta"))
     resetter = ResetService(None, broker, settings, holder="m")  # type: ignore[arg-type]
-    done: dict[int, int] = {}
+    done: dict[int, GroupStatus] = {}
     await resetter._set_cursors("g", scope, [1], {1: 5}, {1: 3}, done)
-    return done
+    return {number: status.cursor for number, status in done.items()}
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,10 @@ from msgspec import structs
 
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
-from keylane.metaserver.groups.lease_rows import read_grants
+from keylane.metaserver.groups.lease_rows import note_drained, read_grants
 from keylane.metaserver.groups.sessions import join_group, leave_group
 from keylane.metaserver.groups.switch import switch_group
+from keylane.metaserver.resets.cursors import PartitionOffsets, generations, new_cursors
 from keylane.metaserver.resets.rows import ResetScope, begin_reset, end_reset, reset_scope
 from keylane.metaserver.sql.duties import (
     duty_left_ms,
@@ -267,7 +268,127 @@ def test_reset_of_a_queue_names_the_descendants_that_keep_what_they_took_over(ro
     parent, child = rows.scope().partitions
     child = structs.replace(child, parents=(1,))
     kept = structs.replace(child, partition_id=3, parents=(2,))
-    scope = dataclasses.replace(rows.scope(), partitions=(parent, child), others=(kept,))
+    lineage = {child.partition_id: child.parents, kept.partition_id: kept.parents}
+    chosen = {"partitions": (parent, child), "others": (kept,), "lineage": lineage}
+    scope = dataclasses.replace(rows.scope(), **chosen)
     ranges = ((kept.range_start, kept.range_end),)
     assert scope.kept_children(parent) == ranges
     assert scope.kept_children(child) == ranges
+
+
+def add_descendants(rows: ResetRows) -> None:
+    """3 and 4 are one after the other behind the sealed 1; 3 is empty."""
+    for number, state, end in ((3, PartitionState.SEALED, 0), (4, PartitionState.OPEN, None)):
+        values = {
+            "partition_id": number,
+            "subject_id": 1,
+            "name": f"s.p{number - 1}",
+            "queue": number,
+            "range_start": 0,
+            "range_end": 512,
+            "broker_group": "g1",
+            "state": state,
+            "end_offset": end,
+        }
+        rows.say(sa.insert(partitions).values(values))
+    lineage = [{"partition_id": 3, "parent_id": 1}, {"partition_id": 4, "parent_id": 3}]
+    rows.say(sa.insert(partition_parents).values(lineage))
+
+
+def test_reset_of_a_partition_alone_names_its_descendants_behind_a_lost_one(rows: ResetRows):
+    """They took over by way of it what the partition had parked, and need the messages still."""
+    add_descendants(rows)
+    lost = {"state": PartitionState.EXPIRED, "lost": True, "abandoned": True, "end_offset": None}
+    rows.say(sa.update(partitions).where(partitions.c.partition_id == 3).values(lost))
+    scope = rows.scope(partition_id=1)
+    assert scope.kept_children(scope.partitions[0]) == ((0, 512),)
+    scope = rows.scope(partition_id=4)
+    assert scope.kept_parents(scope.partitions[0]) == (1, 3)
+
+
+def test_reset_sets_what_is_behind_a_lost_partition_as_behind_its_parents(rows: ResetRows):
+    """It is set before them, and no further than its first message while they are not at their end."""
+    add_descendants(rows)
+    lost = {"state": PartitionState.EXPIRED, "lost": True, "abandoned": True, "end_offset": None}
+    rows.say(sa.update(partitions).where(partitions.c.partition_id == 3).values(lost))
+    scope = rows.scope()
+    assert generations(scope.partitions) == [[4], [1, 2]]
+    parts = [
+        PartitionOffsets(partition=each, first_offset=0, next_offset=10, at_time=5)
+        for each in scope.partitions
+    ]
+    ask = ResetGroup(to=ResetTo.TIME, at_ms=1)
+    assert new_cursors(ask, parts, static=False) == {1: 5, 2: 5, 4: 0}
+
+
+def test_reset_of_a_partition_alone_names_all_ancestors_that_it_leaves_alone(rows: ResetRows):
+    """It may have taken over what one of them had parked anew, past its parent."""
+    add_descendants(rows)
+    scope = rows.scope(partition_id=4)
+    assert scope.kept_parents(scope.partitions[0]) == (1, 3)
+    assert rows.scope().kept_parents(scope.partitions[0]) == ()
+
+
+def parked_rows(rows: ResetRows) -> dict[int, bool]:
+    """Drained partition → whether it leaves something to its children."""
+    noted = rows.run(lambda connection: connection.execute(sa.select(drained)).all())
+    return {row.partition_id: row.parked for row in noted}
+
+
+def test_partition_that_is_reset_to_its_end_is_noted_with_what_it_leaves_to_its_children(
+    rows: ResetRows,
+):
+    tokens = rows.begin(partition_id=1)
+    rows.run(end_reset, 1, tokens, {1: 10}, holder="one", parked=[1])
+    assert parked_rows(rows) == {1: True}
+
+
+def test_partition_that_is_reset_to_its_end_has_an_owner_when_its_parent_leaves_something(
+    rows: ResetRows,
+):
+    """Noted as drained it would take nothing over, and its children ask it, not its parent."""
+    add_descendants(rows)
+    rows.say(sa.update(drained).values(parked=True))
+    tokens = rows.begin(partition_id=3)
+    rows.end(tokens, {3: 0})
+    assert parked_rows(rows) == {1: True}
+    rows.join(B)
+    granted = rows.run(read_grants, B).grants
+    assert [int(grant.partition.partition_id) for grant in granted] == [2, 3]
+    assert [int(parent.partition_id) for parent in granted[1].parked_parents] == [1]
+
+
+def test_partitions_that_are_reset_to_their_end_together_wait_for_what_the_first_leaves(
+    rows: ResetRows,
+):
+    add_descendants(rows)
+    sealed = sa.update(partitions).where(partitions.c.partition_id == 4)
+    rows.say(sealed.values(state=PartitionState.SEALED, end_offset=0))
+    tokens = rows.begin()
+    rows.run(end_reset, 1, tokens, {1: 10, 2: 0, 3: 0, 4: 0}, holder="one", parked=[1])
+    assert parked_rows(rows) == {1: True}
+    rows.clock.advance(10_000)
+    tokens = rows.begin("two")
+    rows.end(tokens, {1: 10, 2: 0, 3: 0, 4: 0}, "two")
+    assert parked_rows(rows) == {1: False, 3: False, 4: False}
+
+
+def test_descendants_wait_for_an_ancestor_that_is_reset_alone_and_take_over_what_it_parks(
+    rows: ResetRows,
+):
+    """Also behind a drained child, which has no owner any more; their tokens are above those of its owners."""
+    add_descendants(rows)
+    rows.say(sa.insert(drained).values(group_id=1, partition_id=3, parked=True))
+    tokens = rows.begin(partition_id=1)
+    rows.end(tokens, {1: 4})
+    rows.join(B)
+    first = {grant.partition.partition_id: grant.token for grant in rows.run(read_grants, B).grants}
+    assert set(first) == {1, 2}
+    rows.run(note_drained, B, [1], [1])
+    rows.run(settle_group, 1)
+    grants = {grant.partition.partition_id: grant for grant in rows.run(read_grants, B).grants}
+    assert set(grants) == {2, 4}
+    last = grants[4]
+    assert [int(parent.partition_id) for parent in last.parked_parents] == [3, 1]
+    assert (last.parked_tokens[1], last.parked_ranges) == (first[1], ((), ((0, 512),)))
+    assert last.token > first[1]

@@ -1,0 +1,247 @@
+"""Of which ancestors a granted partition takes over what the group has parked: SQL around one decision, synchronous.
+
+    parent: drained, with parked messages ─▶ always; what is taken over already is not asked for again
+    further ancestor: reset alone, and parked anew since the partitions between were granted last ─▶ past these
+
+Invariant
+    What an owner of a partition between has had the chance to take over comes by way of that partition alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.ids import PartitionId
+from ...protocol.routing import Partition, PartitionState
+from ..cluster.partitions import BY_ID, read_partitions, subject_parents
+from ..sql.schema import drained, groups, leases, partitions
+
+Ranges = tuple[tuple[int, int], ...]
+"""Half-open ranges of logical partitions."""
+
+
+class TakenOver(NamedTuple):
+    """An ancestor of which a partition takes something over."""
+
+    partition: Partition
+    token: int
+    """Of the group's last lease of it."""
+    ranges: Ranges
+    """What is taken over; (): the range of the partition that takes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ancestor:
+    """A partition, as one that others continue sees it, for one group."""
+
+    range_start: int
+    range_end: int
+    parents: tuple[PartitionId, ...] = ()
+    token: int = 0
+    """Of the last lease; 0: there was none."""
+    passed: bool = False
+    """The group has drained it, or its loss was accepted: those behind it are read."""
+    left: bool = False
+    """The group has drained it, and left parked messages there."""
+
+
+def taken_over(partition: Partition, known: Mapping[PartitionId, Ancestor]) -> dict[int, Ranges]:
+    """
+    Return the ancestors of which a partition takes over what the group has left there: id → ranges, as of `TakenOver`.
+
+    An ancestor past the parents counts if its last lease is later than those of all partitions between: none of them has
+    been granted since something was parked there.
+    """
+    parents = [parent for parent in partition.parents if parent in known]
+    direct: dict[int, Ranges] = {parent: () for parent in parents if known[parent].left}
+    latest = max((each.token for each in known.values() if each.left), default=0)
+    todo = [
+        (parent, *_common(partition, known[parent]), known[parent].token)
+        for parent in parents
+        if known[parent].passed
+    ]
+    seen = set(todo)
+    past: dict[int, set[tuple[int, int]]] = {}
+    while todo:
+        below, start, end, newest = todo.pop()
+        if newest >= latest or start >= end:
+            continue
+        for number in known[below].parents:
+            ancestor = known.get(number)
+            if ancestor is None:
+                continue
+            part = max(start, ancestor.range_start), min(end, ancestor.range_end)
+            if ancestor.left and ancestor.token > newest and number not in direct:
+                past.setdefault(number, set()).add(part)
+            step = (number, *part, max(newest, ancestor.token))
+            if ancestor.passed and step not in seen:
+                seen.add(step)
+                todo.append(step)
+    return direct | {number: _merged(parts) for number, parts in past.items()}
+
+
+def noted_at_end(
+    at_end: Iterable[Partition],
+    known: Mapping[PartitionId, Ancestor],
+    parked: Collection[int],
+) -> list[int]:
+    """
+    Return those of the partitions at whose end a group is that need no owner more, by id.
+
+    The others have an owner first, which takes over what ancestors have left, and so have those behind these.
+
+    Args:
+        at_end: sealed ones, of which the group has drained the parents, or that are among them.
+        parked: those of them that leave something to their children.
+    """
+    facts = dict(known)
+    noted: list[int] = []
+    waiting: set[int] = set()
+    for partition in sorted(at_end, key=lambda each: each.partition_id):
+        number = partition.partition_id
+        if taken_over(partition, facts) or not waiting.isdisjoint(partition.parents):
+            waiting.add(number)
+            continue
+        noted.append(number)
+        if number in facts:
+            facts[number] = replace(facts[number], passed=True, left=number in parked)
+    return noted
+
+
+def _common(partition: Partition, ancestor: Ancestor) -> tuple[int, int]:
+    start = max(partition.range_start, ancestor.range_start)
+    return start, min(partition.range_end, ancestor.range_end)
+
+
+def _merged(parts: Iterable[tuple[int, int]]) -> Ranges:
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(part for part in parts if part[0] < part[1]):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return tuple(merged)
+
+
+# ── SQL ───────────────────────────────────────────────────────────────────────────────────────────────
+_token = sa.func.coalesce(leases.c.token, 0)
+_of_lease = sa.and_(
+    leases.c.group_id == sa.bindparam("of_group"),
+    leases.c.partition_id == partitions.c.partition_id,
+)
+_of_drained = sa.and_(
+    drained.c.group_id == sa.bindparam("of_group"),
+    drained.c.partition_id == partitions.c.partition_id,
+)
+_left = (
+    sa.select(drained.c.partition_id, drained.c.parked, _token.label("token"))
+    .outerjoin(
+        leases,
+        sa.and_(
+            leases.c.group_id == drained.c.group_id,
+            leases.c.partition_id == drained.c.partition_id,
+        ),
+    )
+    .where(
+        drained.c.group_id == sa.bindparam("of_group"),
+        sa.or_(drained.c.parked, drained.c.partition_id.in_(sa.bindparam("parents"))),
+    )
+)
+_subject = sa.select(groups.c.subject_id).where(groups.c.group_id == sa.bindparam("of_group"))
+_known = (
+    sa.select(
+        partitions.c.partition_id,
+        partitions.c.range_start,
+        partitions.c.range_end,
+        partitions.c.state,
+        partitions.c.lost,
+        drained.c.partition_id.is_not(None).label("drained"),
+        sa.func.coalesce(drained.c.parked, sa.false()).label("parked"),
+        _token.label("token"),
+    )
+    .outerjoin(leases, _of_lease)
+    .outerjoin(drained, _of_drained)
+    .where(
+        partitions.c.subject_id == _subject.scalar_subquery(),
+        partitions.c.state != PartitionState.PLANNED,
+    )
+)
+_any_left = (
+    sa.select(drained.c.partition_id)
+    .join(partitions, partitions.c.partition_id == drained.c.partition_id)
+    .where(
+        drained.c.group_id == sa.bindparam("of_group"),
+        drained.c.parked,
+        partitions.c.state != PartitionState.EXPIRED,
+    )
+    .limit(1)
+)
+
+
+def read_taken_over(
+    connection: Connection, group_id: int, held: Collection[Partition]
+) -> dict[PartitionId, list[TakenOver]]:
+    """Return of which ancestors granted partitions take something over: id → these, the parents first."""
+    parents = {parent for partition in held for parent in partition.parents}
+    if not parents:
+        return {}
+    rows = connection.execute(_left, {"of_group": group_id, "parents": sorted(parents)}).all()
+    tokens = {row.partition_id: row.token for row in rows}
+    left = {row.partition_id for row in rows if row.parked}
+    if not left:
+        return {}
+    least, highest = min(tokens.get(parent, 0) for parent in parents), max(parents)
+    # Mostly a partition is granted later than all before it, and nothing more has to be read.
+    if any(tokens[each] > least and each < highest for each in left - parents):
+        known = _read_known(connection, group_id)
+        sources = {partition.partition_id: taken_over(partition, known) for partition in held}
+    else:
+        sources = {
+            partition.partition_id: {parent: () for parent in partition.parents if parent in left}
+            for partition in held
+        }
+    ids = sorted({number for each in sources.values() for number in each})
+    read = {each.partition_id: each for each in read_partitions(connection, BY_ID, ids=ids)}
+    return {
+        key: [
+            TakenOver(read[PartitionId(number)], tokens[number], ranges)
+            for number, ranges in each.items()
+            if number in read
+        ]
+        for key, each in sources.items()
+    }
+
+
+def need_no_owner(
+    connection: Connection, group_id: int, at_end: Sequence[int], parked: Collection[int]
+) -> Sequence[int]:
+    """As `noted_at_end`, of a locked group."""
+    if not at_end:
+        return at_end
+    if not parked and connection.execute(_any_left, {"of_group": group_id}).first() is None:
+        return at_end
+    chosen = read_partitions(connection, BY_ID, ids=list(at_end))
+    return noted_at_end(chosen, _read_known(connection, group_id), parked)
+
+
+def _read_known(connection: Connection, group_id: int) -> dict[PartitionId, Ancestor]:
+    here = {"of_group": group_id}
+    rows = connection.execute(_known, here).all()
+    subject_id = connection.execute(_subject, here).scalar_one()
+    parents = subject_parents(connection, subject_id)
+    return {
+        PartitionId(row.partition_id): Ancestor(
+            range_start=row.range_start,
+            range_end=row.range_end,
+            parents=parents.get(row.partition_id, ()),
+            token=row.token,
+            passed=row.drained or row.lost,
+            left=bool(row.parked) and row.state != PartitionState.EXPIRED,
+        )
+        for row in rows
+    }

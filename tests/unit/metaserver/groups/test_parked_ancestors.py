@@ -1,0 +1,104 @@
+"""Of which ancestors a granted partition takes over what the group has parked, and which partition needs no owner more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from keylane.metaserver.groups.parked_ancestors import Ancestor, noted_at_end, taken_over
+from keylane.protocol.routing import Partition, PartitionState
+
+
+def partition(number: int, *parents: int, start: int = 0, end: int = 1024) -> Partition:
+    return Partition(
+        partition_id=number,
+        name=f"s.p{number}",
+        queue=number,
+        range_start=start,
+        range_end=end,
+        broker_group="g1",
+        state=PartitionState.OPEN,
+        parents=parents,
+    )
+
+
+def drained(token: int, *parents: int, start: int = 0, end: int = 1024, **more: Any) -> Ancestor:
+    return Ancestor(
+        range_start=start, range_end=end, parents=parents, token=token, passed=True, **more
+    )
+
+
+def test_partition_takes_over_what_its_parents_have_left():
+    known = {1: drained(4, left=True), 2: drained(5)}
+    assert taken_over(partition(3, 1, 2), known) == {1: ()}
+
+
+@pytest.mark.parametrize(("token", "expected"), [(9, {1: ((0, 1024),)}), (3, {})])
+def test_grandparent_counts_when_it_was_granted_after_the_partition_between(
+    token: int, expected: dict[int, Any]
+):
+    """What it left before came by way of that one."""
+    known = {1: drained(token, left=True), 2: drained(4, 1)}
+    assert taken_over(partition(3, 2), known) == expected
+
+
+def test_ancestor_counts_at_any_distance_when_all_between_were_granted_before():
+    known = {1: drained(9, left=True), 2: drained(4, 1), 3: drained(5, 2, left=True)}
+    assert taken_over(partition(4, 3), known) == {3: (), 1: ((0, 1024),)}
+    known[2] = drained(10, 1)
+    assert taken_over(partition(4, 3), known) == {3: ()}
+
+
+def test_merged_partition_takes_over_the_part_that_did_not_come_by_way_of_a_child():
+    """2 was drained when 1 was reset, 3 was not: it has taken its half over."""
+    known = {
+        1: drained(9, left=True),
+        2: drained(4, 1, end=512),
+        3: drained(11, 1, start=512, left=True),
+    }
+    assert taken_over(partition(4, 2, 3), known) == {3: (), 1: ((0, 512),)}
+    known[3] = drained(5, 1, start=512)
+    assert taken_over(partition(4, 2, 3), known) == {1: ((0, 1024),)}
+
+
+def test_partition_takes_nothing_over_past_one_that_is_not_drained():
+    """It takes that over itself, when it is granted."""
+    known = {
+        1: drained(9, left=True),
+        2: Ancestor(range_start=0, range_end=1024, parents=(1,), token=4),
+    }
+    assert taken_over(partition(3, 2), known) == {}
+
+
+def test_long_chain_is_walked_without_a_limit():
+    """Each partition between was moved and drained."""
+    known = {1: drained(9_000, left=True)}
+    known |= {number: drained(number, number - 1) for number in range(2, 5_000)}
+    assert taken_over(partition(5_000, 4_999), known) == {1: ((0, 1024),)}
+
+
+def test_many_splits_and_merges_are_walked_once_each():
+    """As many paths lead up as there are numbers of sixty bits."""
+    known, top = {1: drained(9_000, left=True)}, (1,)
+    for number in range(2, 122, 2):
+        known[number] = drained(number, *top, end=512)
+        known[number + 1] = drained(number, *top, start=512)
+        top = number, number + 1
+    assert taken_over(partition(500, *top), known) == {1: ((0, 1024),)}
+
+
+def test_partition_at_its_end_has_an_owner_first_when_an_ancestor_left_something():
+    """So have those behind it."""
+    known = {
+        1: drained(9, left=True),
+        2: drained(4, 1),
+        3: Ancestor(range_start=0, range_end=1024, parents=(2,), token=12),
+        4: Ancestor(range_start=0, range_end=1024, parents=(3,), token=13),
+        5: Ancestor(range_start=0, range_end=1024, token=14),
+    }
+    at_end = [partition(3, 2), partition(4, 3), partition(5)]
+    assert noted_at_end(at_end, known, ()) == [5]
+    known[1] = drained(9)
+    assert noted_at_end(at_end, known, ()) == [3, 4, 5]
+    assert noted_at_end(at_end, known, [3]) == [3, 5]
