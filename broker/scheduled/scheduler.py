@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -197,6 +197,10 @@ class Scheduler:
         """The subject of a message that waits; None: none waits under this id."""
         entry = self._agenda.entries.get(scheduled_id)
         return None if entry is None else entry.subject
+
+    def knows_all(self, scheduled_ids: Iterable[bytes]) -> bool:
+        """True if `schedule` would write nothing of messages with these ids."""
+        return all(each in self._writing or self._agenda.knows(each) for each in scheduled_ids)
 
     async def schedule(self, messages: Sequence[Waits]) -> list[bool]:
         """
