@@ -312,20 +312,30 @@ class Scheduler:
         try:
             segment = self._journal.segments[0]
             records: list[Record] = await self._run_blocking(self._journal.read_segment, segment)
-            while True:
-                needed = self._agenda.needed(records, segment)
-                if needed:
-                    copied = _first_of(needed)
-                    await self._writer.submit(copied, then=partial(self._agenda.move, copied))
-                elif self._agenda.is_settling(segment):
-                    await asyncio.sleep(SETTLE_S)
-                else:
-                    break
+            while not await self._write_again(records, segment):
+                await asyncio.sleep(SETTLE_S)
             await self._run_blocking(self._journal.remove, segment)
         except KeylaneError as error:
             log.error("the journal of scheduled messages stays large: %s", error.message)
         finally:
             self._cleaner = None
+
+    async def _write_again(self, records: Sequence[Record], segment: int) -> bool:
+        """
+        Write again what is needed of a segment, some records in a turn of the event loop.
+
+        Returns:
+            False if messages were being settled meanwhile: if that fails, their records are needed after all.
+        """
+        whole = True
+        for start in range(0, len(records), COPIED_MAX):
+            some = records[start : start + COPIED_MAX]
+            while needed := self._agenda.needed(some, segment):
+                copied = _first_of(needed)
+                await self._writer.submit(copied, then=partial(self._agenda.move, copied))
+            whole = whole and not self._agenda.is_settling(segment)
+            await asyncio.sleep(0)
+        return whole
 
     # ── deliveries ────────────────────────────────────────────────────────────────────────────────────
     async def run(self, target: Subjects, standing: Standing) -> None:
@@ -337,11 +347,14 @@ class Scheduler:
             self._start(self._resume(delivery, target, standing))
         while True:
             self._wake.clear()
-            now_ms = self._clock.wall_ms()
-            for batch in self._agenda.take(now_ms):
+            now_ms, boot_ms = self._clock.wall_ms(), self._clock.boot_ms()
+            for batch in self._agenda.take(now_ms, boot_ms):
                 self._start(self._deliver(batch, target, standing))
-            due_ms = self._agenda.next_due_ms
-            wait_ms = None if due_ms is None else min(max(due_ms - now_ms, 1), POLL_MS)
+            due_ms, again_ms = self._agenda.next_due_ms, self._agenda.next_try_ms
+            waits = [POLL_MS if due_ms is None else due_ms - now_ms]
+            waits += [] if again_ms is None else [again_ms - boot_ms]
+            idle = due_ms is None and again_ms is None
+            wait_ms = None if idle else min(max(min(waits), 1), POLL_MS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
                     await self._wake.wait()
@@ -365,7 +378,8 @@ class Scheduler:
         subject = batch[0].subject
         try:
             messages = await self._read(batch)
-            if not messages:
+            batch = self._without_unread(batch, messages)
+            if not batch:
                 self._free(subject)
                 return
             name = f"scheduled-{self._rng.getrandbits(128):032x}"
@@ -388,12 +402,21 @@ class Scheduler:
     ) -> None:
         """Store a batch that may have been stored before a restart."""
         entries = [self._agenda.entries[each] for each in delivery.scheduled_ids]
-        messages = await self._read(entries)
-        if len(messages) == len(entries):
-            await self._store(delivery, messages, target, standing, doubtful=True)
+        while len(messages := await self._read(entries)) < len(entries):
+            await asyncio.sleep(UNREADABLE_MS / 1000)  # it may be stored, so it stays one batch
+        await self._store(delivery, messages, target, standing, doubtful=True)
+
+    def _without_unread(
+        self, batch: list[ScheduledEntry], messages: Sequence[Waits]
+    ) -> list[ScheduledEntry]:
+        """The entries that were read; the others of a delivery that has not begun are given back."""
+        read = {each.scheduled_id for each in messages}
+        unread = [each.scheduled_id for each in batch if each.scheduled_id not in read]
+        self._agenda.give_back(unread, self._clock.boot_ms() + UNREADABLE_MS)
+        return [entry for entry in batch if entry.scheduled_id in read]
 
     async def _read(self, entries: Sequence[ScheduledEntry]) -> list[Waits]:
-        """The messages of entries, in their order; those that cannot be read now are given back."""
+        """The messages of entries, in their order, without those that cannot be read now."""
         by_id: dict[bytes, Waits] = {}
         wanted = {entry.scheduled_id for entry in entries}
         for place in dict.fromkeys(entry.place for entry in entries):
@@ -405,9 +428,6 @@ class Scheduler:
             for record in records:
                 if isinstance(record, Waits) and record.scheduled_id in wanted:
                     by_id[record.scheduled_id] = record
-        unread = wanted - by_id.keys()
-        if unread:
-            self._agenda.give_back(unread, self._clock.wall_ms() + UNREADABLE_MS)
         return [by_id[entry.scheduled_id] for entry in entries if entry.scheduled_id in by_id]
 
     async def _store(
@@ -482,7 +502,7 @@ class Scheduler:
 
         def keep() -> None:
             end()
-            self._agenda.give_back(ids, self._clock.wall_ms() + WAITS.max_ms)
+            self._agenda.give_back(ids, self._clock.boot_ms() + WAITS.max_ms)
 
         self._agenda.drop(ids)
         done = self._writer.submit([DroppedMessages(ids)], then=dropped, undo=keep)
@@ -506,7 +526,7 @@ class Scheduler:
         pauses = self._pauses.get(subject)
         if pauses is None:
             pauses = self._pauses[subject] = WAITS.pauses(self._rng)
-        self._agenda.give_back(scheduled_ids, self._clock.wall_ms() + pauses.next_ms())
+        self._agenda.give_back(scheduled_ids, self._clock.boot_ms() + pauses.next_ms())
         self._tell(subject, error)
         self._free(subject)
 
