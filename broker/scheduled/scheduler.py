@@ -312,7 +312,9 @@ class Scheduler:
         try:
             segment = self._journal.segments[0]
             records: list[Record] = await self._run_blocking(self._journal.read_segment, segment)
-            while not await self._write_again(records, segment):
+            while True:
+                if await self._write_again(records, segment):
+                    break
                 await asyncio.sleep(SETTLE_S)
             await self._run_blocking(self._journal.remove, segment)
         except KeylaneError as error:
@@ -351,10 +353,9 @@ class Scheduler:
             for batch in self._agenda.take(now_ms, boot_ms):
                 self._start(self._deliver(batch, target, standing))
             due_ms, again_ms = self._agenda.next_due_ms, self._agenda.next_try_ms
-            waits = [POLL_MS if due_ms is None else due_ms - now_ms]
+            waits = [] if due_ms is None else [due_ms - now_ms]
             waits += [] if again_ms is None else [again_ms - boot_ms]
-            idle = due_ms is None and again_ms is None
-            wait_ms = None if idle else min(max(min(waits), 1), POLL_MS)
+            wait_ms = min(max(min(waits), 1), POLL_MS) if waits else None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
                     await self._wake.wait()
@@ -402,7 +403,10 @@ class Scheduler:
     ) -> None:
         """Store a batch that may have been stored before a restart."""
         entries = [self._agenda.entries[each] for each in delivery.scheduled_ids]
-        while len(messages := await self._read(entries)) < len(entries):
+        while True:
+            messages = await self._read(entries)
+            if len(messages) == len(entries):
+                break
             await asyncio.sleep(UNREADABLE_MS / 1000)  # it may be stored, so it stays one batch
         await self._store(delivery, messages, target, standing, doubtful=True)
 
