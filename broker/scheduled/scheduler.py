@@ -17,7 +17,7 @@ import logging
 import random
 from collections.abc import Coroutine, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from ...protocol.backoff import Backoff, Pauses
 from ...protocol.clock import Clock
@@ -39,6 +39,7 @@ from .agenda import Agenda, ScheduledDelivery, ScheduledEntry
 from .journal import SEGMENT_BYTES, ScheduledJournal
 from .journal_writer import JournalWriter
 from .records import Canceled, Delivered, DroppedMessages, Place, Record, Taken, Waits, size_of
+from .subjects import Subjects
 
 log = logging.getLogger("keylane.broker")
 
@@ -54,43 +55,6 @@ DELIVERY_S = 3.0
 """How long a cancel waits for a delivery that is under way: less than a client waits for its answer."""
 UNREADABLE_MS = 60_000
 """Pause of a message that cannot be read from the disk."""
-
-
-class Subjects(Protocol):
-    """Where messages go whose time has come."""
-
-    async def place(self, subject: str, subject_id: int) -> int:
-        """
-        A logical partition whose partition takes messages now.
-
-        Args:
-            subject_id: which subject of the name; 0: not known.
-
-        Raises:
-            SubjectDeletedError: this subject was deleted.
-            KeylaneError: there is none now.
-        """
-        ...
-
-    async def store(
-        self,
-        subject: str,
-        messages: Sequence[PostedMessage],
-        *,
-        sent_at_ns: Sequence[int],
-        key: str,
-        logical: int,
-        subject_id: int,
-    ) -> None:
-        """
-        Store messages without keys as one batch under an idempotency key; a repeat is stored once.
-
-        Raises:
-            SubjectDeletedError: this subject was deleted.
-            MessageTooLargeError: messages are over the limit of the subject; nothing is stored, nor was by an earlier try.
-            KeylaneError: nothing is stored, or its fate is UNKNOWN.
-        """
-        ...
 
 
 class Scheduler:

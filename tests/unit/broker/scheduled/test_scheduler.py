@@ -14,6 +14,7 @@ from keylane.broker.scheduled.agenda import SETTLED_BYTES
 from keylane.broker.scheduled.journal import SEGMENT_BYTES, segment_path
 from keylane.broker.scheduled.records import Waits, waits_for
 from keylane.broker.scheduled.scheduler import Scheduler, open_agenda
+from keylane.broker.scheduled.subjects import Subjects
 from keylane.protocol.clock import Clock, SystemClock
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
@@ -59,7 +60,7 @@ class AcceptedFolder:
         return
 
 
-class ScriptedSubjects:
+class ScriptedSubjects(Subjects):
     """Stores each batch once by its idempotency key, as a partition does; errors come first, before or after storing."""
 
     def __init__(self) -> None:
