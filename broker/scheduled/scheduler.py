@@ -422,6 +422,7 @@ class Scheduler:
                     key=delivery.name,
                     logical=delivery.logical,
                     subject_id=subject_id,
+                    tried=doubtful,
                 )
                 break
             except SubjectDeletedError as error:

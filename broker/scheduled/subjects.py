@@ -33,9 +33,13 @@ class Subjects(Protocol):
         key: str,
         logical: int,
         subject_id: int,
+        tried: bool,
     ) -> None:
         """
         Store messages without keys as one batch under an idempotency key; a repeat is stored once.
+
+        Args:
+            tried: an earlier call may have stored them.
 
         Raises:
             SubjectDeletedError: this subject was deleted.

@@ -91,7 +91,9 @@ class ScriptedSubjects(Subjects):
         key: str,
         logical: int,
         subject_id: int,
+        tried: bool,
     ) -> None:
+        assert tried or key not in self.tries
         assert (subject, logical, len(sent_at_ns)) == ("s", 5, len(messages))
         self.tries.append(key)
         values = [message.value for message in messages]
