@@ -9,6 +9,9 @@ from ..protocol.reading.bounds import BoundsOf, PartitionBounds
 from .partition.partition import HostedPartition
 from .store.store import Store
 
+LOOKS_MAX = 5
+"""Looks for a time that is still to come for this broker, where each finds messages that are earlier."""
+
 
 async def bounds_of(
     store: Store,
@@ -27,18 +30,35 @@ async def bounds_of(
     Raises:
         CorruptLogError: the index is damaged there.
     """
-    offsets_at = [await store.offset_at(partition, at_ms, TimeBound.LOWER) for at_ms in asked.at_ms]
+    found = [await _first_at(store, partition, at_ms) for at_ms in asked.at_ms]
     head = await store.head(partition)
+    end = partition.readable_offset
     groups = (partition.groups.get(group) for group in asked.groups)
     return PartitionBounds(
         partition_id=partition.partition_id,
         first_offset=partition.first_offset,
-        next_offset=partition.readable_offset,
+        next_offset=end,
         first_at_ms=None if head is None else head.appended_at_ms,
         removed_from_ms=None if head is None else removed_from_ms(head.appended_at_ms),
         message_bytes=0 if head is None else -(-head.length // head.message_count),
-        offsets_at=tuple(offsets_at),
+        offsets_at=tuple(None if offset == end else offset for offset in found),
         cursors=tuple(
             None if group is None or not group.kept else group.durable_cursor for group in groups
         ),
     )
+
+
+async def _first_at(store: Store, partition: HostedPartition, at_ms: int) -> int:
+    """
+    The first message at this time or later; without one the end, as it was then: what is stored from there on is later.
+
+    Where messages were stored during the look, these may be earlier or later, so it looks again.
+    """
+    for _ in range(LOOKS_MAX):
+        end = partition.readable_offset
+        offset = await store.offset_at(partition, at_ms, TimeBound.LOWER)
+        if offset is not None:
+            return offset
+        if partition.readable_offset == end:
+            break
+    return partition.readable_offset

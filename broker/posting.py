@@ -8,6 +8,7 @@ Invariants
     Messages of a key are in one batch, in the order of the request.  A batch is stored whole or not at all.
     With an idempotency key, every sealed partition of the messages' ranges is asked first: it answers with what an
     earlier request stored there, and stores nothing, also where it was left behind and its broker has not sealed it.
+    What surely was no earlier request, as the first try of a scheduled delivery, waits for no sealed partition.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ class _Post:
     subject_id: int | None = None
     """The only subject of the name that gets them, 0 if it is not known; None: the one that has the name, which is
     created where the metaserver allows it."""
+    tried: bool = True
+    """Whether an earlier request with the idempotency key may have stored some of them."""
     static: bool = False
     """Whether the subject is static, by the route that was followed last."""
     receipts: list[PostReceipt | None] = field(init=False)
@@ -161,12 +164,14 @@ class MessagePosting:
         key: str,
         logical: int,
         subject_id: int,
+        tried: bool,
     ) -> None:
         """
         Store messages without keys as one batch, in the partition of a logical partition; a repeat is stored once.
 
         Args:
             key: the idempotency key.
+            tried: an earlier call with the key may have stored them.
             subject_id: as of `place`.
 
         Raises:
@@ -176,7 +181,7 @@ class MessagePosting:
         """
         producer = keyed_producer(key, messages)
         places = [logical] * len(messages)
-        post = _Post(subject, list(messages), places, producer, sent_at_ns, subject_id)
+        post = _Post(subject, list(messages), places, producer, sent_at_ns, subject_id, tried)
         await self._store(post)
 
     async def _store(self, post: _Post) -> None:
@@ -219,7 +224,7 @@ class MessagePosting:
     async def _try(self, post: _Post, route: Route) -> list[KeylaneError]:
         """Store what is pending by this route; the errors of the partitions that did not."""
         post.static = route.static
-        if post.keyed:
+        if post.keyed and post.tried:
             earlier = [
                 (partition, indices)
                 for partition in route.partitions

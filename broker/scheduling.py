@@ -5,6 +5,10 @@
     GET  /v1/scheduled?subject=…                            the next messages that are delivered
 
 The scheduler keeps the messages and delivers them.
+
+Invariant
+    A repeat of messages that the broker has is answered as they were, whatever would refuse them now: a refusal says that
+    nothing is kept, and its sender would send them again under other ids.
 """
 
 from __future__ import annotations
@@ -32,7 +36,12 @@ from ..protocol.ids import check_name
 from ..protocol.limits import SCHEDULED_LISTED_MAX
 from ..protocol.message import check_message_size, message_too_large
 from ..protocol.routing import Route
-from ..protocol.scheduled.deliver_at import AHEAD_MS_MAX, read_deliver_at, shown
+from ..protocol.scheduled.deliver_at import (
+    AHEAD_MS_MAX,
+    check_deliver_at,
+    read_instant_ms,
+    shown,
+)
 from ..protocol.scheduled.receipt import (
     CanceledScheduled,
     ScheduledList,
@@ -104,7 +113,9 @@ class Scheduling:
         """
         subject = check_name("subject", request.subject)
         _check_id(request.scheduled_id)
-        self._check_time(request.deliver_at_ms)
+        known = self._scheduler.knows_all([request.scheduled_id])
+        if not known:
+            self._check_time(request.deliver_at_ms)
         header = check_batch(payload)
         check_lengths(payload, header)
         if header.count != 1 or header.length != len(payload):
@@ -120,7 +131,7 @@ class Scheduling:
         message = Waits(
             request.scheduled_id, request.deliver_at_ms, subject, cut.sent_at_ns[0], value, packed
         )
-        await self._keep(subject, [message])
+        await (self._scheduler.schedule([message]) if known else self._keep(subject, [message]))
         return Scheduled(self._broker_group, DURABLE), b""
 
     async def cancel(self, request: CancelScheduled, _payload: memoryview) -> Handled:
@@ -164,8 +175,7 @@ class Scheduling:
         subject = check_name("subject", params["subject"])
         if "deliver_at" not in params:
             raise DeliverAtError("the time is missing: …/scheduled?deliver_at=2030-01-31T08:00:00Z")
-        now_ms = self._clock.wall_ms()
-        deliver_at_ms = read_deliver_at(params["deliver_at"], now_ms=now_ms)
+        deliver_at_ms = read_instant_ms(params["deliver_at"])
         posted = posted_messages(body, params)
         if any(message.key for message in posted):
             raise DeliverAtKeyError
@@ -177,7 +187,11 @@ class Scheduling:
             )
             for number, message in zip(ids, posted, strict=True)
         ]
-        known = await self._keep(subject, messages)
+        if self._scheduler.knows_all(ids):
+            known = await self._scheduler.schedule(messages)
+        else:
+            check_deliver_at(deliver_at_ms, now_ms=self._clock.wall_ms())
+            known = await self._keep(subject, messages)
         return ScheduledList(
             receipts=[
                 ScheduledReceipt(

@@ -271,13 +271,20 @@ class Cleaning:
     def _look(self) -> tuple[DiskUse, list[SealedSegment]]:
         bases = self._store.log.bases
         self._first_ms = {base: at for base, at in self._first_ms.items() if base in bases}
+        sealed = list(pairwise(bases))
+        behind: list[int | None] = []
+        first_ms: int | None = None
+        for _, end in reversed(sealed):
+            # While a calendar goes on, no message of a segment is newer than the first message behind the segment.
+            first_ms = self._first_message_ms(end) or first_ms
+            behind.append(first_ms)
         segments: list[SealedSegment] = []
-        newest_ms: int | None = None
-        for base, end in reversed(list(pairwise(bases))):
-            # No message of a segment is newer than the first message behind the segment.
-            newest_ms = self._first_message_ms(end) or newest_ms
-            segments.append(SealedSegment(base, end, newest_ms))
-        return self._disk(), segments[::-1]
+        known_ms = 0
+        for (base, end), at_ms in zip(sealed, reversed(behind), strict=True):
+            # A calendar that was set back makes that time too early; the segment's own first message, and older ones, do not.
+            known_ms = max(known_ms, self._first_message_ms(base) or 0, at_ms or 0)
+            segments.append(SealedSegment(base, end, None if at_ms is None else known_ms))
+        return self._disk(), segments
 
     def _first_message_ms(self, base: int) -> int | None:
         known = self._first_ms.get(base)

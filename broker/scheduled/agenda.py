@@ -9,6 +9,8 @@ Invariants
     A message is in one delivery at most.  A delivery is stored under one idempotency key with the same messages each
     time, so its messages are given back only when nothing of it can be stored.
     A message that was taken is not canceled, unless it was given back.
+    A message is due by the calendar of the moment, and a pause between two tries is counted on the boot clock: a calendar
+    that is set back neither lengthens a pause, nor leaves a message that is not due any more with those that are.
     A message is not written again behind the record that settles it, which would bring it back at a start.
     A message that was settled is known to a repeat of its sender, and to a cancel, also after a start: what settled it is
     written again, as long as it is among the SETTLED_MAX whose records are the last of the journal.
@@ -20,7 +22,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from heapq import heappop, heappush, nsmallest
+from heapq import heapify, heappop, heappush, nsmallest
 from typing import NamedTuple
 
 from ...protocol.errors import ScheduledTakenError, ScheduledUnknownError
@@ -45,9 +47,17 @@ WRITTEN_AGAIN = ""
 """The name of a record about messages of several stored deliveries."""
 NOT_WRITTEN = 0
 """Instead of a segment: what settled a message is not durable yet."""
+DUE_MAX = 1_000
+"""Messages that become ready in one step; a quarter of a million at once would keep the event loop for seconds."""
+WITHDRAWN_MAX = 1_000
+"""Times of messages that wait no more are remembered up to this number, and as many as wait."""
 DELIVERY_COUNT_MAX = 1_000
 DELIVERY_BYTES_MAX = 1 << 20
 """A batch has room for a message of the largest size, so the first message always fits."""
+
+
+_Moment = tuple[int, int, bytes]
+"""A time in milliseconds, a serial number, and the message that waits for it."""
 
 
 @dataclass(slots=True)
@@ -59,8 +69,8 @@ class ScheduledEntry:
     subject: str
     size: int
     place: Place
-    due_ms: int
-    """When it is taken: at its time, or at the next try."""
+    again_ms: int = 0
+    """When it is tried again, by the boot clock; 0: it waits for its time, by the calendar."""
     taken: bool = False
     subject_id: int = 0
     """The only subject that gets it; 0: the one that has the name then."""
@@ -99,7 +109,10 @@ class Agenda:
         self.bytes = 0
         """Bytes of the entries in the journal, about."""
         self._delivery_of: dict[bytes, str] = {}
-        self._heap: list[tuple[int, int, bytes]] = []
+        self._heap: list[_Moment] = []
+        """The times of messages that wait, and of some that wait no more."""
+        self._again: list[_Moment] = []
+        """The same of next tries, by the boot clock."""
         self._serial = 0
         self._ready: dict[str, deque[bytes]] = {}
         """Due messages by subject, in the order of their times."""
@@ -121,9 +134,8 @@ class Agenda:
         if entry is not None:
             entry.place = place
             return
-        at_ms = record.deliver_at_ms
         entry = ScheduledEntry(
-            record.scheduled_id, at_ms, record.subject, record.size, place, at_ms
+            record.scheduled_id, record.deliver_at_ms, record.subject, record.size, place
         )
         if isinstance(record, WaitsForSubject):
             entry.subject_id = record.subject_id
@@ -135,7 +147,23 @@ class Agenda:
     def _wait(self, entry: ScheduledEntry) -> None:
         entry.taken = False
         self._serial += 1
-        heappush(self._heap, (entry.due_ms, self._serial, entry.scheduled_id))
+        heap, at_ms = self._heap, entry.deliver_at_ms
+        if entry.again_ms:
+            heap, at_ms = self._again, entry.again_ms
+        heappush(heap, (at_ms, self._serial, entry.scheduled_id))
+        if len(heap) > 2 * len(self.entries) + WITHDRAWN_MAX:
+            heap[:] = {moment[2]: moment for moment in heap if self._is_of(moment, heap)}.values()
+            heapify(heap)
+
+    def _is_of(self, moment: _Moment, heap: list[_Moment]) -> bool:
+        """True if a message waits for this moment of a heap still."""
+        at_ms, _, scheduled_id = moment
+        entry = self.entries.get(scheduled_id)
+        if entry is None or entry.taken:
+            return False
+        return at_ms == (entry.again_ms or entry.deliver_at_ms) and (heap is self._again) == bool(
+            entry.again_ms
+        )
 
     def cancel(self, scheduled_id: bytes) -> CancelOutcome | None:
         """
@@ -180,20 +208,27 @@ class Agenda:
             self._settled.popitem(last=False)
 
     # ── deliveries ────────────────────────────────────────────────────────────────────────────────────
-    def take(self, now_ms: int) -> list[list[ScheduledEntry]]:
+    def take(self, now_ms: int, boot_ms: int = 0) -> list[list[ScheduledEntry]]:
         """
         Take messages whose time has come: of each subject that is not busy, the next batch, the oldest first.
 
-        The subjects are busy until `free`.
+        At most DUE_MAX become due in one call: `next_due_ms` and `next_try_ms` tell of more.  The subjects are busy until `free`.
+
+        Args:
+            now_ms: the calendar.
+            boot_ms: the boot clock, for those that are tried again.
         """
-        while self._heap and self._heap[0][0] <= now_ms:
-            due_ms, _, scheduled_id = heappop(self._heap)
-            entry = self.entries.get(scheduled_id)
-            if entry is not None and entry.due_ms == due_ms and not entry.taken:
-                self._ready.setdefault(entry.subject, deque()).append(scheduled_id)
+        for heap, until_ms in ((self._again, boot_ms), (self._heap, now_ms)):
+            for _ in range(DUE_MAX):
+                if not heap or heap[0][0] > until_ms:
+                    break
+                moment = heappop(heap)
+                if self._is_of(moment, heap):
+                    entry = self.entries[moment[2]]
+                    self._ready.setdefault(entry.subject, deque()).append(entry.scheduled_id)
         batches = []
         for subject in [subject for subject in self._ready if subject not in self._busy]:
-            batch = self._next_batch(self._ready[subject])
+            batch = self._next_batch(self._ready[subject], now_ms)
             if not self._ready[subject]:
                 del self._ready[subject]
             if batch:
@@ -201,12 +236,15 @@ class Agenda:
                 batches.append(batch)
         return batches
 
-    def _next_batch(self, ready: deque[bytes]) -> list[ScheduledEntry]:
+    def _next_batch(self, ready: deque[bytes], now_ms: int) -> list[ScheduledEntry]:
         batch: list[ScheduledEntry] = []
         size = 0
         while ready and len(batch) < DELIVERY_COUNT_MAX:
             entry = self.entries.get(ready[0])
-            if entry is not None and not entry.taken:
+            if entry is not None and not entry.taken and entry.deliver_at_ms > now_ms:
+                entry.again_ms = 0  # the calendar was set back
+                self._wait(entry)
+            elif entry is not None and not entry.taken:
                 if batch and entry.subject_id != batch[0].subject_id:
                     break
                 size += entry.size
@@ -257,15 +295,20 @@ class Agenda:
                 self._settled[scheduled_id] = settled._replace(segment=segment)
                 self._settled.move_to_end(scheduled_id)
 
-    def give_back(self, scheduled_ids: Iterable[bytes], due_ms: int | None = None) -> None:
-        """Have messages that were taken, and of which none is stored, wait until `due_ms`; None: as before."""
+    def give_back(self, scheduled_ids: Iterable[bytes], again_ms: int | None = None) -> None:
+        """
+        Have messages that were taken, and of which none is stored, wait.
+
+        Args:
+            again_ms: until when, by the boot clock; None: as before.
+        """
         for scheduled_id in scheduled_ids:
             if (name := self._delivery_of.get(scheduled_id)) is not None:
                 self._dissolve(name)
             self._settling.pop(scheduled_id, None)
             entry = self.entries.get(scheduled_id)
             if entry is not None:
-                entry.due_ms = entry.due_ms if due_ms is None else due_ms
+                entry.again_ms = entry.again_ms if again_ms is None else again_ms
                 self._wait(entry)
 
     def drop(self, scheduled_ids: Iterable[bytes]) -> None:
@@ -381,11 +424,17 @@ class Agenda:
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the next message is due that is not due yet; None without one."""
-        while self._heap:
-            due_ms, _, scheduled_id = self._heap[0]
-            entry = self.entries.get(scheduled_id)
-            if entry is not None and entry.due_ms == due_ms and not entry.taken:
-                return due_ms
-            heappop(self._heap)
+        """When the next message is due that is not due yet, by the calendar; None without one."""
+        return self._next_of(self._heap)
+
+    @property
+    def next_try_ms(self) -> int | None:
+        """When the next message is tried again, by the boot clock; None without one."""
+        return self._next_of(self._again)
+
+    def _next_of(self, heap: list[_Moment]) -> int | None:
+        while heap:
+            if self._is_of(heap[0], heap):
+                return heap[0][0]
+            heappop(heap)
         return None

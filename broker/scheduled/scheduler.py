@@ -15,9 +15,9 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from ...protocol.backoff import Backoff, Pauses
 from ...protocol.clock import Clock
@@ -39,6 +39,7 @@ from .agenda import Agenda, ScheduledDelivery, ScheduledEntry
 from .journal import SEGMENT_BYTES, ScheduledJournal
 from .journal_writer import JournalWriter
 from .records import Canceled, Delivered, DroppedMessages, Place, Record, Taken, Waits, size_of
+from .subjects import Subjects
 
 log = logging.getLogger("keylane.broker")
 
@@ -54,43 +55,6 @@ DELIVERY_S = 3.0
 """How long a cancel waits for a delivery that is under way: less than a client waits for its answer."""
 UNREADABLE_MS = 60_000
 """Pause of a message that cannot be read from the disk."""
-
-
-class Subjects(Protocol):
-    """Where messages go whose time has come."""
-
-    async def place(self, subject: str, subject_id: int) -> int:
-        """
-        A logical partition whose partition takes messages now.
-
-        Args:
-            subject_id: which subject of the name; 0: not known.
-
-        Raises:
-            SubjectDeletedError: this subject was deleted.
-            KeylaneError: there is none now.
-        """
-        ...
-
-    async def store(
-        self,
-        subject: str,
-        messages: Sequence[PostedMessage],
-        *,
-        sent_at_ns: Sequence[int],
-        key: str,
-        logical: int,
-        subject_id: int,
-    ) -> None:
-        """
-        Store messages without keys as one batch under an idempotency key; a repeat is stored once.
-
-        Raises:
-            SubjectDeletedError: this subject was deleted.
-            MessageTooLargeError: messages are over the limit of the subject; nothing is stored, nor was by an earlier try.
-            KeylaneError: nothing is stored, or its fate is UNKNOWN.
-        """
-        ...
 
 
 class Scheduler:
@@ -199,6 +163,10 @@ class Scheduler:
         """The subject of a message that waits, or is being written; None: there is none of this id."""
         entry = self._agenda.entries.get(scheduled_id)
         return self._writing_subjects.get(scheduled_id) if entry is None else entry.subject
+
+    def knows_all(self, scheduled_ids: Iterable[bytes]) -> bool:
+        """True if `schedule` would write nothing of messages with these ids."""
+        return all(each in self._writing or self._agenda.knows(each) for each in scheduled_ids)
 
     async def schedule(self, messages: Sequence[Waits]) -> list[bool]:
         """
@@ -313,19 +281,31 @@ class Scheduler:
             segment = self._journal.segments[0]
             records: list[Record] = await self._run_blocking(self._journal.read_segment, segment)
             while True:
-                needed = self._agenda.needed(records, segment)
-                if needed:
-                    copied = _first_of(needed)
-                    await self._writer.submit(copied, then=partial(self._agenda.move, copied))
-                elif self._agenda.is_settling(segment):
-                    await asyncio.sleep(SETTLE_S)
-                else:
+                if await self._write_again(records, segment):
                     break
+                await asyncio.sleep(SETTLE_S)
             await self._run_blocking(self._journal.remove, segment)
         except KeylaneError as error:
             log.error("the journal of scheduled messages stays large: %s", error.message)
         finally:
             self._cleaner = None
+
+    async def _write_again(self, records: Sequence[Record], segment: int) -> bool:
+        """
+        Write again what is needed of a segment, some records in a turn of the event loop.
+
+        Returns:
+            False if messages were being settled meanwhile: if that fails, their records are needed after all.
+        """
+        whole = True
+        for start in range(0, len(records), COPIED_MAX):
+            some = records[start : start + COPIED_MAX]
+            while needed := self._agenda.needed(some, segment):
+                copied = _first_of(needed)
+                await self._writer.submit(copied, then=partial(self._agenda.move, copied))
+            whole = whole and not self._agenda.is_settling(segment)
+            await asyncio.sleep(0)
+        return whole
 
     # ── deliveries ────────────────────────────────────────────────────────────────────────────────────
     async def run(self, target: Subjects, standing: Standing) -> None:
@@ -337,11 +317,13 @@ class Scheduler:
             self._start(self._resume(delivery, target, standing))
         while True:
             self._wake.clear()
-            now_ms = self._clock.wall_ms()
-            for batch in self._agenda.take(now_ms):
+            now_ms, boot_ms = self._clock.wall_ms(), self._clock.boot_ms()
+            for batch in self._agenda.take(now_ms, boot_ms):
                 self._start(self._deliver(batch, target, standing))
-            due_ms = self._agenda.next_due_ms
-            wait_ms = None if due_ms is None else min(max(due_ms - now_ms, 1), POLL_MS)
+            due_ms, again_ms = self._agenda.next_due_ms, self._agenda.next_try_ms
+            waits = [] if due_ms is None else [due_ms - now_ms]
+            waits += [] if again_ms is None else [again_ms - boot_ms]
+            wait_ms = min(max(min(waits), 1), POLL_MS) if waits else None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
                     await self._wake.wait()
@@ -365,7 +347,8 @@ class Scheduler:
         subject = batch[0].subject
         try:
             messages = await self._read(batch)
-            if not messages:
+            batch = self._without_unread(batch, messages)
+            if not batch:
                 self._free(subject)
                 return
             name = f"scheduled-{self._rng.getrandbits(128):032x}"
@@ -388,12 +371,24 @@ class Scheduler:
     ) -> None:
         """Store a batch that may have been stored before a restart."""
         entries = [self._agenda.entries[each] for each in delivery.scheduled_ids]
-        messages = await self._read(entries)
-        if len(messages) == len(entries):
-            await self._store(delivery, messages, target, standing, doubtful=True)
+        while True:
+            messages = await self._read(entries)
+            if len(messages) == len(entries):
+                break
+            await asyncio.sleep(UNREADABLE_MS / 1000)  # it may be stored, so it stays one batch
+        await self._store(delivery, messages, target, standing, doubtful=True)
+
+    def _without_unread(
+        self, batch: list[ScheduledEntry], messages: Sequence[Waits]
+    ) -> list[ScheduledEntry]:
+        """The entries that were read; the others of a delivery that has not begun are given back."""
+        read = {each.scheduled_id for each in messages}
+        unread = [each.scheduled_id for each in batch if each.scheduled_id not in read]
+        self._agenda.give_back(unread, self._clock.boot_ms() + UNREADABLE_MS)
+        return [entry for entry in batch if entry.scheduled_id in read]
 
     async def _read(self, entries: Sequence[ScheduledEntry]) -> list[Waits]:
-        """The messages of entries, in their order; those that cannot be read now are given back."""
+        """The messages of entries, in their order, without those that cannot be read now."""
         by_id: dict[bytes, Waits] = {}
         wanted = {entry.scheduled_id for entry in entries}
         for place in dict.fromkeys(entry.place for entry in entries):
@@ -405,9 +400,6 @@ class Scheduler:
             for record in records:
                 if isinstance(record, Waits) and record.scheduled_id in wanted:
                     by_id[record.scheduled_id] = record
-        unread = wanted - by_id.keys()
-        if unread:
-            self._agenda.give_back(unread, self._clock.wall_ms() + UNREADABLE_MS)
         return [by_id[entry.scheduled_id] for entry in entries if entry.scheduled_id in by_id]
 
     async def _store(
@@ -434,6 +426,7 @@ class Scheduler:
                     key=delivery.name,
                     logical=delivery.logical,
                     subject_id=subject_id,
+                    tried=doubtful,
                 )
                 break
             except SubjectDeletedError as error:
@@ -482,7 +475,7 @@ class Scheduler:
 
         def keep() -> None:
             end()
-            self._agenda.give_back(ids, self._clock.wall_ms() + WAITS.max_ms)
+            self._agenda.give_back(ids, self._clock.boot_ms() + WAITS.max_ms)
 
         self._agenda.drop(ids)
         done = self._writer.submit([DroppedMessages(ids)], then=dropped, undo=keep)
@@ -506,7 +499,7 @@ class Scheduler:
         pauses = self._pauses.get(subject)
         if pauses is None:
             pauses = self._pauses[subject] = WAITS.pauses(self._rng)
-        self._agenda.give_back(scheduled_ids, self._clock.wall_ms() + pauses.next_ms())
+        self._agenda.give_back(scheduled_ids, self._clock.boot_ms() + pauses.next_ms())
         self._tell(subject, error)
         self._free(subject)
 

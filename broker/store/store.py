@@ -8,6 +8,7 @@ are decided in the order in which they are made.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from copy import copy
 from functools import partial
@@ -19,6 +20,7 @@ from ...protocol.errors import (
     CorruptBatchError,
     CorruptIndexError,
     InvalidRequestError,
+    KeylaneError,
     OffsetOutOfRangeError,
     StorageError,
 )
@@ -437,11 +439,15 @@ class Store:
         The offset of a message by the time at which it was stored.
 
         LOWER: the first message at this time or later.  UPPER: the last message at this time or earlier.  None: there
-        is no such message.
+        is no such message.  Messages that are being written are waited for: they have their times, so a range that ends
+        at a time has all of them, or the one that begins there.
 
         Raises:
             CorruptLogError: the index is damaged there.
         """
+        if partition.next_offset > partition.readable_offset:
+            with contextlib.suppress(KeylaneError):  # then they are not stored
+                await self.commit.waited_for(self.commit.when_flushed)[0]
         first, end = partition.first_offset, partition.readable_offset
         number = partition.partition_id
         try:

@@ -22,7 +22,7 @@ from ...protocol.clock import SystemClock
 from ...protocol.errors import ConfigError, Fate, InputError, InputUnfinishedError, KeylaneError
 from ...protocol.ids import check_name
 from ...protocol.message import Receipt
-from ...protocol.scheduled.deliver_at import read_deliver_at, shown
+from ...protocol.scheduled.deliver_at import AHEAD_MS_MAX, read_deliver_at, shown
 from ...protocol.scheduled.receipt import ScheduledReceipt
 from ...protocol.text import counted
 from ..options import WAIT_S, InputFormat, OutputFormat, headers_of
@@ -208,6 +208,7 @@ def _input_of(options: SendOptions) -> SendInput:
         "--deliver-at and --delay are two times": (
             options.deliver_at is not None and options.delay_s is not None
         ),
+        "--delay is over 366 days": (options.delay_s or 0) * 1000 > AHEAD_MS_MAX,
         "the key is in each line: leave --key out": (
             bool(options.key) and (own_key or form is InputFormat.JSON)
         ),

@@ -25,18 +25,25 @@ def deliver_at_ms(given: object, *, now_ms: int) -> int:
     Raises:
         DeliverAtError: another type, no time zone, not later than now, or over AHEAD_MS_MAX ahead.
     """
+    return check_deliver_at(_instant_ms(given), now_ms=now_ms)
+
+
+def _instant_ms(given: object) -> int:
     if isinstance(given, datetime):
         if given.utcoffset() is None:
             raise DeliverAtError(
                 f"deliver_at has no time zone: {given.isoformat()}; give datetime(…, tzinfo=UTC), or .astimezone()"
             )
-        at_ms = -((_BEGIN - given) // _MS)
-    elif type(given) is int:
-        at_ms = given
-    else:
-        raise DeliverAtError(
-            f"deliver_at is a datetime or milliseconds, not {type(given).__name__} {given!r:.40}"
-        )
+        return -((_BEGIN - given) // _MS)
+    if type(given) is int:
+        return given
+    raise DeliverAtError(
+        f"deliver_at is a datetime or milliseconds, not {type(given).__name__} {given!r:.40}"
+    )
+
+
+def check_deliver_at(at_ms: int, *, now_ms: int) -> int:
+    """The same time.  Raises DeliverAtError: it is not later than now, or over AHEAD_MS_MAX ahead."""
     if at_ms <= now_ms:
         seconds = " (seconds since 1970?  milliseconds are needed)" if at_ms < SECONDS_MAX else ""
         raise DeliverAtError(
@@ -55,8 +62,13 @@ def deliver_at_ms(given: object, *, now_ms: int) -> int:
 
 def read_deliver_at(text: str, *, now_ms: int) -> int:
     """As `deliver_at_ms`, of a text: milliseconds, or a time of ISO 8601 with a zone.  Raises DeliverAtError."""
+    return check_deliver_at(read_instant_ms(text), now_ms=now_ms)
+
+
+def read_instant_ms(text: str) -> int:
+    """The same, also of a time that has passed or is far ahead.  Raises DeliverAtError: it is no time, or has no zone."""
     if text.isascii() and text.removeprefix("-").isdecimal() and len(text) < 20:
-        return deliver_at_ms(int(text), now_ms=now_ms)
+        return int(text)
     try:
         # A plus sign that stands in a URL as it is comes as a space.
         given = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)
@@ -64,7 +76,7 @@ def read_deliver_at(text: str, *, now_ms: int) -> int:
         raise DeliverAtError(
             f"deliver_at is milliseconds since 1970 or a time such as 2030-01-31T08:00:00Z, not {text!r:.60}"
         ) from None
-    return deliver_at_ms(given, now_ms=now_ms)
+    return _instant_ms(given)
 
 
 def shown(at_ms: int) -> str:

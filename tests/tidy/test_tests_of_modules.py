@@ -46,7 +46,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "broker": {
         "integration/brokers/test_broker_process.py": "app control",
-        "integration/brokers/test_broker_indexes.py": "bounds",
         "integration/brokers/test_copied_folder.py": "standing",
     },
     "broker/offline": {"acceptance/test_broker_commands.py": "inspection"},

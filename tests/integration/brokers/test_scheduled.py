@@ -360,3 +360,21 @@ async def test_evacuated_broker_delivers_its_scheduled_messages_elsewhere(tmp_pa
             route = replace(route, partitions=tuple(moved))
             messages = await stored_when(route, len(values))
             assert Counter(message.value for message in messages) == Counter(values)
+
+
+async def test_due_messages_wait_for_no_broker_that_has_only_sealed_partitions(tmp_path):
+    """It was evacuated and is away; with messages, so its partitions are not gone yet."""
+    with Cluster(tmp_path, brokers=2) as cluster:
+        route = await cluster.create("left", partitions=1)
+        groups = ["g1", "g2"]
+        left = groups.index(route.partitions[0].broker_group)
+        async with Producer(cluster.meta) as producer, Admin(cluster.meta) as admin:
+            await producer.send(route.subject, b"plain")
+            ask = Reshape(kind=OperationKind.EVACUATE, broker_group=groups[left])
+            await cluster.reshape(ask)
+            cluster.brokers[left].kill()
+            receipt = await producer.send(route.subject, b"later", deliver_at=now_ms() + 500)
+            assert receipt.broker_group == groups[1 - left]
+            async with asyncio.timeout(20):
+                while (await admin.list_scheduled(subject=route.subject)).count:
+                    await asyncio.sleep(0.05)

@@ -187,8 +187,8 @@ def unfinished_writes_stay(patches: Patches) -> None:
 def due_before_the_time(patches: Patches) -> None:
     """Messages are delivered up to a second early."""
 
-    def take(self: Any, now_ms: int) -> Any:
-        return real(self, now_ms + 1_000)
+    def take(self: Any, now_ms: int, boot_ms: int) -> Any:
+        return real(self, now_ms + 1_000, boot_ms)
 
     real = patches.set(Agenda, "take", take)
 

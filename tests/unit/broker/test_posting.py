@@ -316,7 +316,9 @@ async def test_due_message_is_stored_in_its_own_subject_only(clock):
 
     async def store() -> None:
         message = PostedMessage(b"", b"v", b"")
-        await posting.store("s", [message], sent_at_ns=[1], key="d", logical=3, subject_id=7)
+        await posting.store(
+            "s", [message], sent_at_ns=[1], key="d", logical=3, subject_id=7, tried=True
+        )
 
     peers.deleted = {7}
     with pytest.raises(SubjectDeletedError):
@@ -325,3 +327,24 @@ async def test_due_message_is_stored_in_its_own_subject_only(clock):
     await store()
     assert peers.calls == [(1, 1), (1, 1)]
     assert await posting.place("s", 7) in range(1024)
+
+
+async def test_due_message_waits_for_no_sealed_partition_when_no_earlier_try_may_have_stored_it(
+    clock,
+):
+    """Its broker may be away for hours, as one that was evacuated; a repeat has to ask it."""
+    peers = ScriptedPeers(SPLIT, clock=clock)
+    peers.scripts[1] = [NotSentError("silent")]
+    posting = MessagePosting(peers, clock=clock, rng=random.Random(1))  # type: ignore[arg-type]
+
+    async def store(*, tried: bool) -> None:
+        message = PostedMessage(b"", b"v", b"")
+        await posting.store(
+            "s", [message], sent_at_ns=[1], key="d", logical=3, subject_id=0, tried=tried
+        )
+
+    await store(tried=False)
+    assert peers.calls == [(3, 1)]
+    with pytest.raises(NotSentError):
+        await store(tried=True)
+    assert peers.calls == [(3, 1), (1, 1)]

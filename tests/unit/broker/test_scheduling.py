@@ -85,6 +85,9 @@ class RecordedMessages:
         self.canceled: list[bytes] = []
         self.entries: list[ScheduledEntry] = []
 
+    def knows_all(self, scheduled_ids: list[bytes]) -> bool:
+        return {each.scheduled_id for each in self.kept}.issuperset(scheduled_ids)
+
     async def schedule(self, messages: list[Waits]) -> list[bool]:
         known = {each.scheduled_id for each in self.kept}
         self.kept += messages
@@ -104,10 +107,11 @@ class SchedulingCalls:
     def __init__(self) -> None:
         self.messages = RecordedMessages()
         self.read_only = False
+        self.now_ms = NOW_MS
         self._drawn = 0
         self.subjects = KnownSubjects()
         clock = ManualClock()
-        clock.wall_ms = lambda: NOW_MS
+        clock.wall_ms = lambda: self.now_ms
         self.scheduling = Scheduling(
             self.messages,
             self.subjects,
@@ -168,12 +172,12 @@ async def test_message_over_the_limit_of_its_subject_is_refused_by_the_newest_ro
     await calls.frame(value=bytes(1_025))
     calls.subjects.newest = limited(2_048)
     with pytest.raises(MessageTooLargeError):
-        await calls.frame(value=bytes(2_049))
+        await calls.frame(value=bytes(2_049), number=bytes(16))
     with pytest.raises(MessageTooLargeError, match=r"too large: 2049 bytes .* at most 2048"):
         await calls.post(bytes(2_049))
     calls.subjects.silent = True
     with pytest.raises(MessageTooLargeError):
-        await calls.frame(value=bytes(1_025))
+        await calls.frame(value=bytes(1_025), number=bytes(16))
     assert len(calls.messages.kept) == 1
 
 
@@ -273,6 +277,34 @@ async def test_repeated_post_with_an_idempotency_key_has_the_same_ids():
         await calls.post(b"v", deliver_at=f"{NOW_MS + 2}", **{IDEMPOTENCY_KEY: "k"}),
     ]
     assert first not in others
+
+
+async def test_same_key_for_two_subjects_keeps_a_message_for_each():
+    """A receipt of one that only the other has would be an ack of a message that never comes."""
+    calls = SchedulingCalls()
+    first = await calls.post(b"v", **{IDEMPOTENCY_KEY: "k"})
+    assert await calls.post(b"v", subject="t", **{IDEMPOTENCY_KEY: "k"}) != first
+
+
+async def test_repeated_post_is_a_duplicate_when_its_time_has_passed():
+    """A refusal says that nothing is kept, so its sender would send the message again for another time."""
+    calls = SchedulingCalls()
+    given = {"subject": "s", "deliver_at": f"{NOW_MS + 1}", IDEMPOTENCY_KEY: "k"}
+    await calls.scheduling.post(b"v", given)
+    calls.now_ms, calls.read_only = NOW_MS + 2 * LATE_MS_MAX, True
+    answer = await calls.scheduling.post(b"v", given)
+    assert [receipt.duplicate for receipt in answer.receipts] == [True]
+    with pytest.raises(DeliverAtError, match="has passed"):
+        await calls.scheduling.post(b"w", given)
+
+
+async def test_repeated_frame_is_kept_when_its_time_has_passed():
+    calls = SchedulingCalls()
+    first = await calls.frame()
+    calls.now_ms, calls.read_only = NOW_MS + 2 * LATE_MS_MAX, True
+    assert await calls.frame() == first
+    with pytest.raises(DeliverAtError):
+        await calls.frame(number=bytes(16))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 from keylane.broker.scheduled.agenda import (
     DELIVERY_BYTES_MAX,
     DELIVERY_COUNT_MAX,
+    DUE_MAX,
     SETTLED_BYTES,
     SETTLED_MAX,
     Agenda,
@@ -47,11 +48,11 @@ def cancel(agenda: Agenda, name: str) -> None:
     agenda.canceled(number(name), PLACE.segment)
 
 
-def taken(agenda: Agenda, now_ms: int) -> list[list[str]]:
+def taken(agenda: Agenda, now_ms: int, boot_ms: int = 0) -> list[list[str]]:
     """Names of the messages that are taken now, by batch."""
     return [
         [entry.scheduled_id.rstrip(b"\0").decode() for entry in batch]
-        for batch in agenda.take(now_ms)
+        for batch in agenda.take(now_ms, boot_ms)
     ]
 
 
@@ -108,9 +109,10 @@ def test_cancel_of_a_taken_message_has_no_outcome_until_it_is_given_back():
     assert agenda.is_taken(number("a"))
     with pytest.raises(ScheduledTakenError):
         agenda.cancel(number("a"))
-    agenda.give_back([number("a")], due_ms=50)
+    agenda.give_back([number("a")], again_ms=50)
     agenda.free("s")
-    assert taken(agenda, 49) == []
+    assert (agenda.next_due_ms, agenda.next_try_ms) == (None, 50)
+    assert taken(agenda, 10, boot_ms=49) == []
     assert agenda.cancel(number("a")) is None
 
 
@@ -153,9 +155,9 @@ def test_drop_that_was_not_written_is_undone():
     agenda = agenda_of(waits("a", 10))
     taken(agenda, 10)
     agenda.drop([number("a")])
-    agenda.give_back([number("a")], due_ms=20)
+    agenda.give_back([number("a")], again_ms=20)
     agenda.free("s")
-    assert taken(agenda, 20) == [["a"]]
+    assert taken(agenda, 10, boot_ms=20) == [["a"]]
 
 
 def test_messages_for_two_subjects_of_a_name_are_in_two_deliveries():
@@ -348,3 +350,38 @@ def test_settled_messages_count_as_bytes_of_the_journal():
     cancel(agenda, "a")
     assert agenda.bytes == B.size
     assert agenda.journal_bytes == before - A.size + SETTLED_BYTES
+
+
+def test_canceled_messages_take_no_memory_until_their_times():
+    """Reminders that are mostly canceled: as few are remembered as wait."""
+    agenda = agenda_of(waits("kept", 2_000_000))
+    for each in range(20 * SETTLED_MAX):
+        agenda.add(waits(f"{each}", 1_000_000 + each), PLACE)
+        cancel(agenda, f"{each}")
+    assert len(agenda._heap) < 2 * SETTLED_MAX
+    assert agenda.next_due_ms == 2_000_000
+    assert taken(agenda, 2_000_000) == [["kept"]]
+
+
+def test_due_messages_become_ready_in_steps_when_there_are_very_many():
+    """A step keeps the event loop for milliseconds, also where a quarter of a million are due."""
+    agenda = agenda_of(*(waits(f"{each}", each, subject=f"s{each}") for each in range(DUE_MAX + 1)))
+    assert len(taken(agenda, DUE_MAX)) == DUE_MAX
+    assert agenda.next_due_ms == DUE_MAX
+    assert taken(agenda, DUE_MAX) == [[f"{DUE_MAX}"]]
+
+
+@pytest.mark.parametrize("tried", [False, True])
+def test_message_waits_for_its_time_when_the_calendar_is_set_back(tried):
+    """Also one that was ready, behind another of its subject, or had been tried: its time comes by the new calendar."""
+    agenda = agenda_of(waits("first", 10), waits("a", 50))
+    assert taken(agenda, 20) == [["first"]]
+    if tried:
+        agenda.free("s")
+        assert taken(agenda, 50) == [["a"]]
+        agenda.give_back([number("a")], again_ms=7)
+    assert taken(agenda, 50, boot_ms=6) == []
+    agenda.free("s")
+    assert taken(agenda, 49, boot_ms=7) == []
+    assert agenda.next_due_ms == 50
+    assert taken(agenda, 50, boot_ms=7) == [["a"]]

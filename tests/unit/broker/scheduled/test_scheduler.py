@@ -14,6 +14,7 @@ from keylane.broker.scheduled.agenda import SETTLED_BYTES
 from keylane.broker.scheduled.journal import SEGMENT_BYTES, segment_path
 from keylane.broker.scheduled.records import Waits, waits_for
 from keylane.broker.scheduled.scheduler import Scheduler, open_agenda
+from keylane.broker.scheduled.subjects import Subjects
 from keylane.protocol.clock import Clock, SystemClock
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
@@ -27,6 +28,7 @@ from keylane.protocol.errors import (
     OverloadedError,
     ScheduledTakenError,
     ScheduleFullError,
+    StorageError,
     SubjectDeletedError,
     SubjectUnknownError,
 )
@@ -58,7 +60,7 @@ class AcceptedFolder:
         return
 
 
-class ScriptedSubjects:
+class ScriptedSubjects(Subjects):
     """Stores each batch once by its idempotency key, as a partition does; errors come first, before or after storing."""
 
     def __init__(self) -> None:
@@ -89,7 +91,9 @@ class ScriptedSubjects:
         key: str,
         logical: int,
         subject_id: int,
+        tried: bool,
     ) -> None:
+        assert tried or key not in self.tries
         assert (subject, logical, len(sent_at_ns)) == ("s", 5, len(messages))
         self.tries.append(key)
         values = [message.value for message in messages]
@@ -547,3 +551,58 @@ async def test_message_waits_when_its_drop_cannot_be_written():
         assert (scheduler.view()["count"], scheduler.dropped) == (1, 0)
         disk.room = None
         assert await scheduler.cancel(gone.scheduled_id) is CancelOutcome.CANCELED
+
+
+class UnreadableDisk(SimDisk):
+    """A disk of which reads fail while `broken`."""
+
+    broken = False
+
+    def pread(self, path: str, position: int, size: int) -> bytes:
+        if self.broken:
+            raise StorageError(f"{path}: input/output error")
+        return super().pread(path, position, size)
+
+
+async def test_open_delivery_is_repeated_whole_when_a_read_fails_after_a_restart(monkeypatch):
+    """What cannot be read now may be stored already, so it is in no other delivery; the others are no less due."""
+    monkeypatch.setattr("keylane.broker.scheduled.scheduler.UNREADABLE_MS", 50)
+    disk, subjects = UnreadableDisk(), ScriptedSubjects()
+    subjects.errors = [(OutcomeUnknownError(), True)] * 10_000
+    scheduler = open_scheduler(disk)
+    async with running(scheduler, subjects):
+        await scheduler.schedule([message(b"a", 0)])
+        await scheduler.schedule([message(b"b", 0)])
+        await until(lambda: bool(subjects.tries))
+    subjects.errors.clear()
+    scheduler = open_scheduler(disk)
+    disk.broken = True
+    async with running(scheduler, subjects):
+        await asyncio.sleep(0.02)
+        disk.broken = False
+        await until(lambda: scheduler.view()["count"] == 0)
+    assert sorted(subjects.values) == [b"a", b"b"]
+
+
+class SteppedClock(SystemClock):
+    """A calendar that is set by hand."""
+
+    def __init__(self) -> None:
+        self.ahead_ms = 0
+
+    def wall_ms(self) -> int:  # type: ignore[override]
+        return SystemClock.wall_ms() + self.ahead_ms
+
+
+async def test_message_that_waits_for_its_next_try_is_stored_soon_when_the_calendar_is_set_back():
+    """Its time has come by both calendars; only the pause between two tries was counted on the first."""
+    clock, subjects = SteppedClock(), ScriptedSubjects()
+    clock.ahead_ms = 3 * 3_600_000
+    subjects.errors = [(OverloadedError("not now"), False)]
+    scheduler = open_scheduler(SimDisk(), clock=clock)
+    async with running(scheduler, subjects):
+        await scheduler.schedule([message(b"a", 0)])
+        await until(lambda: bool(subjects.tries))
+        clock.ahead_ms = 0
+        await until(lambda: scheduler.view()["count"] == 0)
+    assert subjects.values == [b"a"]

@@ -101,6 +101,7 @@ def test_receipt_in_json_says_whether_it_is_reordered(capsys):
         ({"separator": "=", "format": InputFormat.JSON}, "only in the format lines"),
         ({"keyless": True, "file": Path("a.csv")}, "--key-separator or a --key-field"),
         ({"value": "v", "deliver_at": "1", "delay_s": 1.0}, "two times"),
+        ({"value": "v", "delay_s": float("inf")}, "over 366 days"),
         ({"headers": ["a"]}, "name=value"),
         ({"headers": ["=b"]}, "name=value"),
         ({"headers": ["a=b", "a=c"]}, "given twice"),
