@@ -46,8 +46,9 @@ def show_error(error: KeylaneError, form: OutputFormat) -> None:
 
         print(json_printable(encode_json(ErrorBody.of(error)).decode()), file=sys.stderr)
     else:
-        advice = str(error).removeprefix(error.message)
-        print(f"keylane: {printable(error.message)}{advice}", file=sys.stderr)
+        advice = str(error).removeprefix(error.message).split("\n")  # a server may have sent it
+        lines = [printable(error.message) + printable(advice[0]), *map(printable, advice[1:])]
+        print("keylane: " + "\n".join(lines), file=sys.stderr)
 
 
 def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:

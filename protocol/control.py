@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .access.capability import AccessNews
-from .errors import Fate, KeylaneError, error_from_wire, wire_details, wire_text
+from .errors import HINT_CHARS_MAX, Fate, KeylaneError, error_from_wire, wire_details, wire_text
 from .groups import GroupPolicy, GroupSettings, GroupStart, OperatorSwitch
 from .ids import MAX_I64, NAME_CHARS_MAX
 from .limits import (
@@ -63,14 +63,14 @@ class ErrorBody(Struct, frozen=True, kw_only=True):
             code=error.code,
             name=type(error).__name__,
             message=wire_text(error.message),
-            hint=error.hint,
+            hint=wire_text(error.hint)[:HINT_CHARS_MAX],
             fate=error.fate,
             details=wire_details(error),
         )
 
     def error(self) -> KeylaneError:
         """The error that this body carries."""
-        error = error_from_wire(self.code, self.message, self.details)
+        error = error_from_wire(self.code, self.message, self.details, self.hint)
         error.fate = self.fate
         return error
 

@@ -26,6 +26,7 @@ from .errors import (
     KeylaneError,
     MessageTooLargeError,
     error_from_wire,
+    own_hint,
     wire_details,
     wire_text,
 )
@@ -457,6 +458,8 @@ class Refused(Frame, frozen=True, array_like=True, tag=127):
     message: str
     details: dict[str, Any]
     fate: str = "not_done"
+    hint: str = ""
+    """What to do about this one, at most HINT_CHARS_MAX characters; "": what its code says."""
 
 
 Request = (
@@ -564,11 +567,12 @@ def refusal(error: KeylaneError) -> Refused:
         wire_text(error.message),
         wire_details(error),
         error.fate.value,
+        own_hint(error),
     )
 
 
 def refusal_error(refused: Refused) -> KeylaneError:
     """The error that `refused` carries, with the fate that the peer gave it."""
-    error = error_from_wire(refused.code, refused.message, refused.details)
+    error = error_from_wire(refused.code, refused.message, refused.details, refused.hint)
     error.fate = _FATES.get(refused.fate, Fate.UNKNOWN)
     return error

@@ -46,6 +46,16 @@ def test_lines_and_errors_have_no_control_character(capsys: pytest.CaptureFixtur
     assert hint == f"  {InvalidRequestError.hint}"
 
 
+def test_hint_of_a_server_has_no_control_character(capsys: pytest.CaptureFixture[str]):
+    """The advice of an error is the server's text too."""
+    error = InvalidRequestError("no")
+    error.hint = EVIL.replace("\n", "")
+    show_error(error, OutputFormat.TABLE)
+    printed = capsys.readouterr().err
+    assert SHOWN.replace(r"\n", "") in printed
+    assert printed.replace("\n", "").isprintable()
+
+
 def test_json_has_no_control_character(capsys: pytest.CaptureFixture[str]):
     """And says the same."""
     text = EVIL.removesuffix("\udcff")
