@@ -343,6 +343,8 @@ class GroupView(Struct, frozen=True, kw_only=True):
     settings: GroupSettings | None = None
     """What is stored of the group; None: not said."""
     reset: PendingReset | None = None
+    silent_ms: int | None = None
+    """How long ago a metaserver found that no consumer of it is heard any more; None: not yet, not said, or one is heard."""
 
 
 class DeleteGroup(Struct, frozen=True, kw_only=True):
