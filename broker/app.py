@@ -236,12 +236,7 @@ async def serving_broker(
         guard = None if guarding is None else guarding.guard
         address = await stack.enter_async_context(listen(routes, service, metrics, guard))
         stack.callback(service.close)
-        loops = [
-            registration.run(),
-            cleaning.run(),
-            scheduler.run(posting, registration),
-            keep_series(store, clock),
-        ]
+        loops = [registration.run(), cleaning.run(), scheduler.run(posting, registration), keep_series(store, clock)]  # fmt: skip
         _begin(stack, loops if guarding is None else [*loops, guarding.audit.run()])
         yield RunningBroker(address, opened.identity, store, cleaning.adopt)
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .access.capability import AccessNews
-from .errors import HINT_CHARS_MAX, Fate, KeylaneError, error_from_wire, wire_details, wire_text
+from .errors import Fate, KeylaneError, error_from_wire, wire_details, wire_hint, wire_text
 from .groups import GroupPolicy, GroupSettings, GroupStart, OperatorSwitch
 from .ids import MAX_I64, NAME_CHARS_MAX
 from .limits import (
@@ -63,7 +63,7 @@ class ErrorBody(Struct, frozen=True, kw_only=True):
             code=error.code,
             name=type(error).__name__,
             message=wire_text(error.message),
-            hint=wire_text(error.hint)[:HINT_CHARS_MAX],
+            hint=wire_hint(error),
             fate=error.fate,
             details=wire_details(error),
         )
@@ -332,7 +332,7 @@ class OwnerView(Struct, frozen=True, kw_only=True):
 
 
 class GroupView(Struct, frozen=True, kw_only=True):
-    """A consumer group on a subject: the owner of each partition, and the number of live sessions."""
+    """A group on a subject: owners, live sessions, what is stored (None: not said), for how long none is heard (None: one is, or not said)."""
 
     subject: str
     group: str
@@ -341,10 +341,8 @@ class GroupView(Struct, frozen=True, kw_only=True):
     """In a SHARED group the partitions with their tokens: every session may use them."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     settings: GroupSettings | None = None
-    """What is stored of the group; None: not said."""
     reset: PendingReset | None = None
     silent_ms: int | None = None
-    """How long ago a metaserver found that no consumer of it is heard any more; None: not yet, not said, or one is heard."""
 
 
 class DeleteGroup(Struct, frozen=True, kw_only=True):

@@ -159,9 +159,14 @@ def wire_details(error: KeylaneError) -> dict[str, Any]:
     }
 
 
+def wire_hint(error: KeylaneError) -> str:
+    """The hint of `error` as the wire carries it, at most HINT_CHARS_MAX characters."""
+    return wire_text(error.hint)[:HINT_CHARS_MAX]
+
+
 def own_hint(error: KeylaneError) -> str:
     """The hint that `error` has of its own, as the wire carries it; "" if it has that of its class."""
-    return "" if error.hint == type(error).hint else wire_text(error.hint)[:HINT_CHARS_MAX]
+    return "" if error.hint == type(error).hint else wire_hint(error)
 
 
 def error_from_wire(
