@@ -127,6 +127,8 @@ class GroupDescription(Struct, frozen=True, kw_only=True):
     """What is stored of the group: its failure policy, its start, what an operator has suspended."""
     reset: PendingReset | None = None
     """A reset with live consumers that is under way."""
+    silent_ms: int | None = None
+    """How long ago a metaserver found that no consumer is heard any more; None: not yet, not said, or one is heard."""
 
 
 def by_range(partitions: Iterable[Partition]) -> list[Partition]:
@@ -220,6 +222,7 @@ def describe_group(view: GroupView, statuses: dict[int, PartitionStatus | str]) 
         partitions=partitions,
         settings=view.settings,
         reset=view.reset,
+        silent_ms=view.silent_ms,
     )
 
 

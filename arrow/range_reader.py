@@ -155,9 +155,8 @@ class RangeStream:
 
     async def _fetch(self, planned: PlannedRange, offset: int) -> tuple[Batches, memoryview]:
         """The answer to one read, tried again while its broker is away or has moved."""
-        clock = asyncio.get_running_loop().time
         pauses = _BACKOFF.pauses(self._rng)
-        began_s = clock()
+        began_s = _now_s()
         while True:
             try:
                 return await self._read(planned, offset)
@@ -165,8 +164,8 @@ class RangeStream:
                 if error.retry is RetryRule.NEVER or isinstance(error, CorruptBatchError):
                     raise
                 pause_s = pauses.next_ms() / 1000
-                if clock() + pause_s > began_s + PATIENCE_S:
-                    raise _unreadable(planned, offset, clock() - began_s, error) from error
+                if _now_s() + pause_s > began_s + PATIENCE_S:
+                    raise _unreadable(planned, offset, _now_s() - began_s, error) from error
             await asyncio.sleep(pause_s)
             await self._look_up(planned)
 
@@ -201,6 +200,11 @@ class RangeStream:
 
 def _named(planned: PlannedRange) -> str:
     return f"partition {planned.partition_id}, offsets [{planned.start}, {planned.end})"
+
+
+def _now_s() -> float:
+    """By the clock of the event loop."""
+    return asyncio.get_running_loop().time()
 
 
 def _unreadable(

@@ -36,7 +36,7 @@ from ..rpc.plane.prompt import DataService
 from ..rpc.server import ControlRoute, Server, document_route
 from ..rpc.threads.worker_thread import WorkerThread
 from .control import BrokerControl
-from .metrics import BrokerMetrics
+from .metrics import BrokerMetrics, keep_series
 from .parking import Parking
 from .peers import Peers
 from .posting import MessagePosting
@@ -236,7 +236,7 @@ async def serving_broker(
         guard = None if guarding is None else guarding.guard
         address = await stack.enter_async_context(listen(routes, service, metrics, guard))
         stack.callback(service.close)
-        loops = [registration.run(), cleaning.run(), scheduler.run(posting, registration)]
+        loops = [registration.run(), cleaning.run(), scheduler.run(posting, registration), keep_series(store, clock)]  # fmt: skip
         _begin(stack, loops if guarding is None else [*loops, guarding.audit.run()])
         yield RunningBroker(address, opened.identity, store, cleaning.adopt)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,12 +22,15 @@ from .store.traffic import OTHER, Flow
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
+log = logging.getLogger("keylane.broker")
 SCANNED_MAX = 20_000
 """Partitions of one scrape."""
 AT_ONCE = 500
 """Partitions between two turns of the event loop: about a millisecond."""
 AGED_MAX = 1_000
 """Partitions of one scrape of which the age of the oldest message that is not acked is looked up."""
+SERIES_MS = 10_000
+"""Between two looks for subjects that are gone."""
 OTHERS: Labels = (("subject", OTHER),)
 
 
@@ -228,3 +232,29 @@ class BrokerMetrics:
         yield gauge(
             "keylane_broker_partitions_left_out", "Partitions whose lag is not counted.", left_out
         )
+
+
+async def keep_series(store: Store, clock: Clock) -> None:
+    """Look every SERIES_MS for series of subjects that are gone, until cancelled."""
+    while True:
+        try:
+            await free_series(store, now_ms=clock.boot_ms())
+        except Exception:
+            log.exception("series of metrics")
+        await asyncio.sleep(SERIES_MS / 1000)
+
+
+async def free_series(store: Store, *, now_ms: int) -> None:
+    """End the series of subjects whose last partition was dropped `traffic.GONE_MS` ago; gives others turns meanwhile."""
+    due = store.traffic.due(now_ms)
+    if not due:
+        return
+    hosted: set[str] = set()
+    ids = store.state.partitions.ids()
+    for start in range(0, len(ids), AT_ONCE):
+        for partition_id in ids[start : start + AT_ONCE]:
+            partition = store.state.partitions.look(partition_id)
+            if partition is not None:
+                hosted.add(partition.facts.subject)
+        await asyncio.sleep(0)
+    store.traffic.free(due, hosted)

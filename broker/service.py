@@ -393,6 +393,9 @@ class BrokerService:
     async def _read(self, request: Read, _payload: memoryview) -> Handled:
         partition = self._store.state.partition(request.partition_id)
         bytes_max = self.check_read(partition, request.offset, request.bytes_max)
+        if request.wait_ms:
+            partition = await self._waiting.wait_to_read(request, self._store.state.partition)
+            self.check_read(partition, request.offset, bytes_max)
         if request.background:
             bytes_max = await self._background_turn(bytes_max)
             self.check_read(partition, request.offset, bytes_max)

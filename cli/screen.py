@@ -15,6 +15,7 @@ from ..protocol.text import counted, json_printable, printable
 from .options import OutputFormat
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 PIPE_WIDTH = 300
@@ -46,8 +47,9 @@ def show_error(error: KeylaneError, form: OutputFormat) -> None:
 
         print(json_printable(encode_json(ErrorBody.of(error)).decode()), file=sys.stderr)
     else:
-        advice = str(error).removeprefix(error.message)
-        print(f"keylane: {printable(error.message)}{advice}", file=sys.stderr)
+        advice = str(error).removeprefix(error.message).split("\n")  # a server may have sent it
+        lines = [printable(error.message) + printable(advice[0]), *map(printable, advice[1:])]
+        print("keylane: " + "\n".join(lines), file=sys.stderr)
 
 
 def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
@@ -64,7 +66,9 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
     )
     for column in columns:
         table.add_column(
-            column.removesuffix("#"), justify="right" if column.endswith("#") else "left"
+            column.removesuffix("#"),
+            justify="right" if column.endswith("#") else "left",
+            overflow="fold",  # nothing is cut: it is copied from here
         )
     for row in rows:
         table.add_row(*("-" if cell is None else escape(printable(str(cell))) for cell in row))
@@ -72,13 +76,42 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
 
 
 def show_table(table: Table) -> None:
-    """Print a table; where the output is no terminal, lines are not folded."""
+    """
+    Print a table.
+
+    Where the output is no terminal, lines are not folded; on a terminal that is too narrow for the longest word of each
+    column, each row is shown as a list.
+    """
     from rich.console import Console
+    from rich.measure import Measurement
 
     console = Console()
     if not console.is_terminal:
         console = Console(width=PIPE_WIDTH)
-    console.print(table)
+    unlimited = console.options.update(max_width=PIPE_WIDTH)
+    if Measurement.get(console, unlimited, table).minimum > console.width:
+        _show_as_lists(console, table)
+    else:
+        console.print(table)
+
+
+def _show_as_lists(console: Console, table: Table) -> None:
+    """Print each row of a table as lines of a column and its cell."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if table.title is not None:
+        title = table.title
+        console.print(Text.from_markup(title) if isinstance(title, str) else title, style="bold")
+    columns = [(column.header, list(column.cells)) for column in table.columns]
+    for row in range(table.row_count):
+        lines = Table.grid(padding=(0, 1))
+        lines.add_column(no_wrap=True)
+        lines.add_column(overflow="fold")
+        for header, cells in columns:
+            lines.add_row(header, cells[row])
+        console.print()
+        console.print(lines)
 
 
 def show_left_out(count: int) -> None:

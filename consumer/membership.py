@@ -279,7 +279,8 @@ class Membership:
         """Log why a heartbeat failed: a refusal once, as a warning, because the consumer gets nothing until it ends."""
         refused = isinstance(error, UnauthenticatedError | AccessDeniedError | TokenInvalidError)
         if not refused or error.message == self._refusal:
-            log.info("%s: heartbeat: %s", self._name, error.message)
+            level = logging.DEBUG if refused else logging.INFO
+            log.log(level, "%s: heartbeat: %s", self._name, error.message)
             return
         self._refusal = error.message
         log.warning(

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .access.capability import AccessNews
-from .errors import Fate, KeylaneError, error_from_wire, wire_details, wire_text
+from .errors import Fate, KeylaneError, error_from_wire, wire_details, wire_hint, wire_text
 from .groups import GroupPolicy, GroupSettings, GroupStart, OperatorSwitch
 from .ids import MAX_I64, NAME_CHARS_MAX
 from .limits import (
@@ -63,14 +63,14 @@ class ErrorBody(Struct, frozen=True, kw_only=True):
             code=error.code,
             name=type(error).__name__,
             message=wire_text(error.message),
-            hint=error.hint,
+            hint=wire_hint(error),
             fate=error.fate,
             details=wire_details(error),
         )
 
     def error(self) -> KeylaneError:
         """The error that this body carries."""
-        error = error_from_wire(self.code, self.message, self.details)
+        error = error_from_wire(self.code, self.message, self.details, self.hint)
         error.fate = self.fate
         return error
 
@@ -338,7 +338,7 @@ class OwnerView(Struct, frozen=True, kw_only=True):
 
 
 class GroupView(Struct, frozen=True, kw_only=True):
-    """A consumer group on a subject: the owner of each partition, and the number of live sessions."""
+    """A group on a subject: owners, live sessions, what is stored (None: not said), for how long none is heard (None: one is, or not said)."""
 
     subject: str
     group: str
@@ -347,8 +347,8 @@ class GroupView(Struct, frozen=True, kw_only=True):
     """In a SHARED group the partitions with their tokens: every session may use them."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     settings: GroupSettings | None = None
-    """What is stored of the group; None: not said."""
     reset: PendingReset | None = None
+    silent_ms: int | None = None
 
 
 class DeleteGroup(Struct, frozen=True, kw_only=True):

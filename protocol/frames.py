@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeGuard, TypeVar, get_args
 
 import msgspec
 from msgspec.structs import astuple
@@ -26,6 +26,7 @@ from .errors import (
     KeylaneError,
     MessageTooLargeError,
     error_from_wire,
+    own_hint,
     wire_details,
     wire_text,
 )
@@ -105,13 +106,15 @@ class Release(Frame, frozen=True, array_like=True, tag=5):
 
 
 class Read(Frame, frozen=True, array_like=True, tag=6):
-    """Batches from `offset` on, without group, lock or waiting.  Answer: Batches."""
+    """Batches from `offset` on, without group or lock.  Answer: Batches."""
 
     partition_id: int
     offset: int
     bytes_max: int
     background: bool = False
     """True: a job reads, and live clients of the broker go first."""
+    wait_ms: int = 0
+    """As of Pull.  A broker of an earlier version does not wait."""
 
 
 class AcquireShared(Frame, frozen=True, array_like=True, tag=7):
@@ -457,6 +460,8 @@ class Refused(Frame, frozen=True, array_like=True, tag=127):
     message: str
     details: dict[str, Any]
     fate: str = "not_done"
+    hint: str = ""
+    """What to do about this one, at most HINT_CHARS_MAX characters; "": what its code says."""
 
 
 Request = (
@@ -557,6 +562,13 @@ decode_answer = partial(_decode, _decode_answer, "answer")
 """A broker's frame: correlation id, header, payload.  Raises FrameError as `decode_request`."""
 
 
+def is_long_poll(request: Request) -> TypeGuard[Pull | PullShared | Read]:
+    """Whether a request may wait for messages at the broker: limits of other calls do not count it."""
+    return isinstance(request, Pull | PullShared) or (
+        isinstance(request, Read) and request.wait_ms > 0
+    )
+
+
 def refusal(error: KeylaneError) -> Refused:
     """The answer that carries `error`."""
     return Refused(
@@ -564,11 +576,12 @@ def refusal(error: KeylaneError) -> Refused:
         wire_text(error.message),
         wire_details(error),
         error.fate.value,
+        own_hint(error),
     )
 
 
 def refusal_error(refused: Refused) -> KeylaneError:
     """The error that `refused` carries, with the fate that the peer gave it."""
-    error = error_from_wire(refused.code, refused.message, refused.details)
+    error = error_from_wire(refused.code, refused.message, refused.details, refused.hint)
     error.fate = _FATES.get(refused.fate, Fate.UNKNOWN)
     return error

@@ -87,6 +87,8 @@ IN_FLIGHT_RANGES_MAX = 10_000
 """Ranges of one partition that a shared group has in flight.  At this limit no more messages are handed out."""
 IN_FLIGHT_PER_SESSION_MAX = 100_000
 """Messages of one partition that one session may have in flight."""
+READ_WAIT_MS = 5_000
+"""As long as a read without a group waits for messages.  A hung broker, or a former one, is noticed so much later."""
 READ_GIVE_UP_MS = 10_000
 """
 How long who reads without a group, a `Reader` or a stream of Spark, waits for a broker that lacks what was read from it, or

@@ -54,7 +54,7 @@ from ..protocol.errors import (
     StorageError,
     SubjectUnknownError,
 )
-from ..protocol.frames import Answer, Pull, PullShared, Request
+from ..protocol.frames import Answer, Request, is_long_poll
 from ..protocol.groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
 from ..protocol.http.access import ACCESS_NEWS
 from ..protocol.http.at_once import HeartbeatAnswers, Heartbeats
@@ -460,8 +460,8 @@ class BrokerClient:
     async def call(
         self, request: Request, payload: bytes = b"", *, wait_ms: int = 0
     ) -> tuple[Answer, memoryview]:
-        """One data call.  Pulls over `PULLS_AT_ONCE_MAX` wait here, and each then has `PULL_TURN_MS` at the broker, in turn."""
-        if not isinstance(request, Pull | PullShared):
+        """One data call.  Pulls, and reads that wait, over `PULLS_AT_ONCE_MAX` wait here, and each then has `PULL_TURN_MS` at the broker, in turn."""
+        if not is_long_poll(request):
             return await self._call(request, payload, wait_ms)
         async with self._pulls:
             if self._pulls.locked() and wait_ms > PULL_TURN_MS:

@@ -28,6 +28,7 @@ from ..protocol.errors import (
     NotSentError,
     OutcomeUnknownError,
     ServerTooOldError,
+    UnauthenticatedError,
 )
 from ..protocol.frames import (
     Authenticate,
@@ -43,7 +44,7 @@ from ..protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_server
 from .access.credentials import Credentials, ShownCapability
 from .access.throttling import THROTTLED_HEADER, Throttling
-from .access.token_file import TokenSource, token_source
+from .access.token_file import TokenSource, refused_token, token_source
 from .channel import WebSocketChannel
 from .reasons import cause, reason
 from .tls.contexts import ClientContexts
@@ -119,6 +120,7 @@ class HttpNetwork:
 
             identity = Wallet(source, self._ask_capabilities)
         self._identity = identity
+        self._token_source = source
         self._renewing: set[asyncio.Task[None]] = set()
         connector = aiohttp.TCPConnector(limit=0, force_close=False)
         self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
@@ -192,11 +194,14 @@ class HttpNetwork:
     async def _ask_capabilities(
         self, address: str, token: str | None, holder: bytes
     ) -> Capabilities:
-        return await self._control(
-            CAPABILITY.method, address, CAPABILITY.path, Capabilities,
-            body=AskCapability(holder=holder), query=None, timeout_ms=CAPABILITY_TIMEOUT_MS,
-            bearer=token,
-        )  # fmt: skip
+        try:
+            return await self._control(
+                CAPABILITY.method, address, CAPABILITY.path, Capabilities,
+                body=AskCapability(holder=holder), query=None, timeout_ms=CAPABILITY_TIMEOUT_MS,
+                bearer=token,
+            )  # fmt: skip
+        except UnauthenticatedError as error:
+            raise refused_token(error, self._token_source) from error
 
     async def _connect(self, address: str, timeout_ms: int) -> WebSocketChannel:
         try:
@@ -257,6 +262,8 @@ class HttpNetwork:
         bearer = await identity.bearer(address)
         try:
             return await call(bearer=bearer)
+        except UnauthenticatedError as error:
+            raise refused_token(error, self._token_source) from error
         except CapabilityEndedError:
             if bearer is None or not identity.refused(bearer):
                 raise

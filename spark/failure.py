@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..protocol.errors import Fate, KeylaneError, error_from_wire, wire_details
+from ..protocol.errors import Fate, KeylaneError, error_from_wire, own_hint, wire_details
 
 _MARK = re.compile(r"KEYLANE_(\d{4}) (?=\{)")
 
@@ -30,9 +30,12 @@ def readable_errors() -> Iterator[None]:
 
 def _marked(error: KeylaneError) -> KeylaneError:
     facts = {"details": wire_details(error), "fate": error.fate.value}
+    if hint := own_hint(error):
+        facts["hint"] = hint
     line = json.dumps(facts, sort_keys=True)
     marked = type(error)(f"KEYLANE_{error.code} {line} {error.message}", **error.details)
     marked.fate = error.fate
+    marked.hint = error.hint
     return marked
 
 
@@ -45,7 +48,10 @@ def error_in(text: str) -> KeylaneError | None:
         facts, end = json.JSONDecoder().raw_decode(text, mark.end())
         message = text[end:].partition("\n")[0].strip()
         error = error_from_wire(
-            int(mark[1]), message.rpartition(" [")[0] or message, facts["details"]
+            int(mark[1]),
+            message.rpartition(" [")[0] or message,
+            facts["details"],
+            facts.get("hint", ""),
         )
         error.fate = Fate(facts["fate"])
     except (ValueError, KeyError, TypeError):

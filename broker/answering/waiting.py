@@ -1,26 +1,32 @@
-"""Long polls: pulls that wait until their partition has new messages, an end or a newer owner."""
+"""Long polls: pulls and reads that wait until their partition has new messages, an end or a newer owner."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Hashable
 from functools import partial
 
 from ...protocol.clock import at_a_tick
+from ...protocol.errors import InvalidRequestError
+from ...protocol.frames import Read
+from ...protocol.limits import PULL_WAIT_MS_MAX
+from ..partition.partition import HostedPartition
 
 
 class LongPolls:
-    """The waiting pulls, by partition."""
+    """The waiting pulls and reads, by partition."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, dict[Hashable, Callable[[], object]]] = {}
         """Partition id → who waits, in the order of arrival → what is called when the partition is woken."""
         self._of_owners: dict[Hashable, asyncio.Future[None]] = {}
         """What an owner waits with; its next wait ends it."""
+        self._ended = False
 
     @property
     def count(self) -> int:
-        """The number of waiting pulls."""
+        """The number of waiting pulls and reads."""
         return sum(map(len, self._waiting.values()))
 
     def listen(self, partition_id: int, who: Hashable, wake: Callable[[], object]) -> None:
@@ -55,6 +61,35 @@ class LongPolls:
             if self._of_owners.get(owner) is future:
                 del self._of_owners[owner]
 
+    async def wait_to_read(
+        self, request: Read, partition_of: Callable[[int], HostedPartition]
+    ) -> HostedPartition:
+        """
+        Wait until there are messages at the offset of a read, or the partition ends there, `request.wait_ms` at most.
+
+        Other news of the partition, as of consumer groups, do not end the wait.
+
+        Returns:
+            The partition as it is then.
+
+        Raises:
+            InvalidRequestError: no time that a broker waits for.
+            What `partition_of` raises: the partition is gone.
+        """
+        if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
+            raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
+        loop = asyncio.get_running_loop()
+        until = loop.time() + request.wait_ms / 1000
+        while True:
+            partition = partition_of(request.partition_id)
+            drained = partition.ended and request.offset == partition.next_offset
+            left_ms = math.ceil((until - loop.time()) * 1000)
+            if drained or self._ended or left_ms <= 0:
+                return partition
+            if request.offset != partition.readable_offset:
+                return partition
+            await self.wait(request.partition_id, left_ms)
+
     def wake(self, partition_id: int) -> None:
         """End the waits on this partition."""
         waiting = self._waiting.pop(partition_id, None)
@@ -63,7 +98,8 @@ class LongPolls:
                 wake()
 
     def wake_all(self) -> None:
-        """End all waits."""
+        """End all waits, for good."""
+        self._ended = True
         for partition_id in list(self._waiting):
             self.wake(partition_id)
 

@@ -38,7 +38,6 @@ from ..storage.files import Files
 from ..storage.log.headers import segment_headers
 from ..storage.reserve import Reserve
 from ..store.group_commit import RunBlocking
-from ..store.removals import free_series
 from ..store.store import Store
 from .policy import (
     DiskUse,
@@ -127,7 +126,6 @@ class Cleaning:
         """Check every CHECK_MS, until cancelled."""
         while True:
             try:
-                await free_series(self._store, now_ms=self._clock.boot_ms())
                 await self.check()
             except CorruptIndexError as error:
                 self.problem = error.message

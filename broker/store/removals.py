@@ -24,9 +24,6 @@ from ..partition.records import DroppedBody, ForgetBody, encode_body
 from .group_commit import Entry
 from .store import OWN_RECORD_BYTES, Store
 
-SLICE = 500
-"""Partitions that are looked at without a pause."""
-
 
 def forget_group(
     store: Store, partition: HostedPartition, ask: ForgetGroup
@@ -107,19 +104,3 @@ def drop_partition(
         undo=undo,
     )
     return store.commit.submit(entry)
-
-
-async def free_series(store: Store, *, now_ms: int) -> None:
-    """End the series of subjects whose last partition was dropped `traffic.GONE_MS` ago; gives others turns meanwhile."""
-    due = store.traffic.due(now_ms)
-    if not due:
-        return
-    hosted: set[str] = set()
-    ids = store.state.partitions.ids()
-    for start in range(0, len(ids), SLICE):
-        for partition_id in ids[start : start + SLICE]:
-            partition = store.state.partitions.look(partition_id)
-            if partition is not None:
-                hosted.add(partition.facts.subject)
-        await asyncio.sleep(0)
-    store.traffic.free(due, hosted)

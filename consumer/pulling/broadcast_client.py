@@ -1,6 +1,6 @@
 """Consumes a partition for one client alone: messages are read without a lease, and acks stay in this process.
 
-    READ ─▶ hand out ─▶ handled ─▶ ack queue ─▶ `AckedOffsets` of the consumer        nothing new: pause ─▶ READ
+    READ ─▶ hand out ─▶ handled ─▶ ack queue ─▶ `AckedOffsets` of the consumer        nothing new: READ again
 
 Invariant
     Nothing of it is at the broker: no fence, no pull lock, no cursor, and so no retention that waits.
@@ -18,6 +18,7 @@ from ...protocol.backoff import Backoff
 from ...protocol.batch import batch_starts
 from ...protocol.errors import NotSentError, OffsetOutOfRangeError
 from ...protocol.frames import Batches, Read
+from ...protocol.limits import READ_WAIT_MS
 from ...protocol.message import Message
 from ...protocol.offsets import AckedOffsets
 from ...protocol.parked import Failure
@@ -29,7 +30,7 @@ from .pull_client import PullClient
 
 log = logging.getLogger("keylane.consumer")
 IDLE = Backoff(first_ms=10, max_ms=200)
-"""The pauses between reads that bring nothing."""
+"""The pauses between reads that bring nothing, where a broker does not wait."""
 
 
 class LocalAcks(AckSender):
@@ -132,9 +133,16 @@ class BroadcastClient(PullClient):
         await self._wait_while_held()
         await self._wait_for_capacity(self._settings.buffer_messages)
         self.waiting_for = "messages"
+        wait_ms, began_ms = min(self._settings.pull_wait_ms, READ_WAIT_MS), self._clock.boot_ms()
         try:
             answer, payload = await self.broker.call(
-                Read(self.partition_id, self._offsets.next_offset, self._settings.pull_bytes)
+                Read(
+                    self.partition_id,
+                    self._offsets.next_offset,
+                    self._settings.pull_bytes,
+                    wait_ms=wait_ms,
+                ),
+                wait_ms=wait_ms,
             )
         except OffsetOutOfRangeError as error:
             if self._offsets.next_offset < (error.first_offset or 0):
@@ -155,7 +163,9 @@ class BroadcastClient(PullClient):
             self._sealed_at(answer.next_offset)
         elif payload:
             self._idle.reset()
-        else:
+        elif self._clock.boot_ms() - began_ms < max(
+            wait_ms // 2, IDLE.first_ms
+        ):  # by a broker that does not wait
             await asyncio.sleep(self._idle.next_ms() / 1000)
 
     def _leave_out(self, rows: list[Message], needs_no: Callable[[Message], bool]) -> None:

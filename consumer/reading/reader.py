@@ -17,10 +17,9 @@ from typing import Generic, Self
 
 from ...protocol.address import addresses_of
 from ...protocol.backoff import Backoff, Pauses
-from ...protocol.codecs.codec import Codec, V, check_codec
+from ...protocol.codecs.codec import Codec, V
 from ...protocol.control import TimeBound
 from ...protocol.errors import (
-    ConfigError,
     KeylaneError,
     NotSentError,
     OffsetOutOfRangeError,
@@ -35,13 +34,14 @@ from ...protocol.limits import READ_GIVE_UP_MS
 from ...protocol.message import Message
 from ...protocol.operations import PartitionHistory
 from ...protocol.routing import Partition
-from ...protocol.settings import is_within, whole
+from ...protocol.settings import whole
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections, clean_up
 from ...rpc.environment import Environment, environment_of
 from ...rpc.home import Resident
 from ..delivery.filter import MessageFilter
+from .arguments import check_arguments
 from .bounds import (  # fmt: skip
     Bound,
     BoundKind,
@@ -53,6 +53,7 @@ from .bounds import (  # fmt: skip
     stop_bound,
 )
 from .lineage_order import LineageOrder
+from .open_reads import LOOK_MS, OpenReads
 from .read_messages import read_messages
 from .replacing_rows import ReplacingRows
 
@@ -61,8 +62,6 @@ log = logging.getLogger("keylane.consumer")
 CHUNK_BYTES = 1 << 20
 CHUNKS_MAX = 8
 """Partitions that are read at once; each answers with about CHUNK_BYTES."""
-FOLLOW_MS = 200
-"""Between two looks for new messages."""
 
 
 @dataclass(slots=True)
@@ -75,6 +74,8 @@ class _Place:
     """One past the last offset to read; None: whatever is stored."""
     gives: bool = True
     """The last read brought messages, or there was none yet: its broker may have more."""
+    at_end: bool = False
+    """The last read reached the end of what is stored, and more may be stored later."""
 
     def learn(self, past: PartitionHistory) -> None:
         """Take what is known of the partition now; one whose messages are gone is read where it was, while that broker answers."""
@@ -143,7 +144,7 @@ class Reader(Resident, Generic[V]):
         check_name("subject", subject)
         self._addresses = addresses_of(meta)
         partition = partition if (number := whole(partition)) is None else number
-        _check_arguments(key=key, partition=partition, where=where, codec=codec)
+        check_arguments(key=key, partition=partition, where=where, codec=codec)
         self._environment = environment_of(_environment)
         now_ms = self._environment.clock.wall_ms()
         self._start = start_bound(start, partition=partition, now_ms=now_ms)
@@ -157,7 +158,7 @@ class Reader(Resident, Generic[V]):
         self._connections = Connections(
             self._environment.network, timeout_ms=call_timeout_ms, what="reader", wait_s=wait_s, tls=tls, token=token
         )  # fmt: skip
-        self._pauses: Pauses = Backoff(first_ms=FOLLOW_MS).pauses(self._environment.new_rng())
+        self._pauses: Pauses = Backoff(first_ms=LOOK_MS).pauses(self._environment.new_rng())
         self._reset()
 
     def _reset(self) -> None:
@@ -168,6 +169,7 @@ class Reader(Resident, Generic[V]):
         self._buffer: deque[Message[V]] = deque()
         self._positions: dict[int, int] = {}
         self._failing_since_ms: int | None = None
+        self._waits = OpenReads(self._environment.clock)
 
     def __repr__(self) -> str:
         where, state = ", ".join(self._addresses), self._connections.home.state
@@ -197,7 +199,15 @@ class Reader(Resident, Generic[V]):
 
     async def close(self) -> None:
         """Close every connection; a cancellation is raised when that is done."""
-        await clean_up(self._connections.close())
+        await clean_up(self._close())
+
+    async def _close(self) -> None:
+        try:
+            await self._connections.close()
+        finally:
+            await (
+                self._waits.end()
+            )  # last: an iteration in another task, told by them, begins no others
 
     @property
     def positions(self) -> dict[int, int]:
@@ -419,7 +429,7 @@ class Reader(Resident, Generic[V]):
         while not self._buffer:
             try:
                 unlearnt = await self._look_for_children()
-                readable = [int(past.partition.partition_id) for past in self._lineage.readable()]
+                readable = self._readable()
                 if not readable and not (self._follow and self._lineage.lacks_children):
                     return False
                 await self._read_chunks(readable)
@@ -432,14 +442,35 @@ class Reader(Resident, Generic[V]):
             self._failing_since_ms = None
             self._pauses.reset()
             if self._follow and not self._buffer:
-                await asyncio.sleep(FOLLOW_MS / 1000)
+                await self._wait_for_news()
         return True
 
+    def _readable(self) -> list[int]:
+        return [int(past.partition.partition_id) for past in self._lineage.readable()]
+
+    async def _wait_for_news(self) -> None:
+        """Wait until a partition may be read, or there may be word of what continues one."""
+        readable, lacks_children = self._readable(), self._lineage.lacks_children
+        if not self._begin_waits(readable) and (readable or lacks_children):
+            await self._waits.wait(LOOK_MS if lacks_children else None)
+            self._connections.home.check()  # another task may have closed it
+
+    def _begin_waits(self, readable: list[int]) -> list[int]:
+        """Have the brokers of partitions that were read to their end wait for messages; returns the others: they may be read now."""
+        places = {number: self._places[number] for number in readable if number in self._places}
+        self._waits.keep({number: place.partition.address for number, place in places.items()})
+        bytes_max = max(self._chunk_bytes * CHUNKS_MAX // max(len(places), CHUNKS_MAX), 1)
+        for number, place in places.items():
+            if place.at_end and place.partition.address is not None:
+                self._waits.begin(self._broker(place.partition), number, place.next_offset, bytes_max=bytes_max)  # fmt: skip
+        return self._waits.due(places)
+
     async def _read_chunks(self, readable: list[int]) -> None:
-        """A chunk of each partition, CHUNKS_MAX at once; what some have read stays, whatever happens to others."""
+        """A chunk of each partition of which no read waits, CHUNKS_MAX at once; what some have read stays, whatever happens to others."""
         failures: list[BaseException] = []
-        for first in range(0, len(readable), CHUNKS_MAX):
-            chunks = map(self._chunk, readable[first : first + CHUNKS_MAX])
+        due = self._begin_waits(readable)
+        for first in range(0, len(due), CHUNKS_MAX):
+            chunks = map(self._chunk, due[first : first + CHUNKS_MAX])
             done = await asyncio.gather(*chunks, return_exceptions=True)
             failures += [failed for failed in done if failed is not None]
         if failures:
@@ -495,7 +526,7 @@ class Reader(Resident, Generic[V]):
             address = past.partition.address
             differs |= address is not None and address != place.partition.address
             place.learn(past)
-            if past.is_gone and not place.gives:
+            if past.is_gone and not (place.gives and not self._waits.pending(partition_id)):
                 self._leave_out(place, past)
                 differs = True
                 self._failing_since_ms = None
@@ -516,10 +547,11 @@ class Reader(Resident, Generic[V]):
     async def _chunk(self, partition_id: int) -> None:
         """Buffer messages from the place in a partition on."""
         place = self._places[partition_id]
-        offset, place.gives = place.next_offset, False
+        offset, place.gives, place.at_end = place.next_offset, False, False
         try:
-            answer, payload = await self._broker(place.partition).call(
-                Read(partition_id, offset, self._chunk_bytes)
+            answer, payload = await (
+                self._waits.take(partition_id)
+                or self._broker(place.partition).call(Read(partition_id, offset, self._chunk_bytes))
             )
         except OffsetOutOfRangeError as error:
             self._skip_removed(place, error)
@@ -534,7 +566,9 @@ class Reader(Resident, Generic[V]):
             )
             place.next_offset, place.gives = answer.upto, True
         if place.end is None:
-            ended = answer.sealed and place.next_offset >= answer.next_offset
+            at_end = place.next_offset >= answer.next_offset
+            ended = answer.sealed and at_end
+            place.at_end = at_end and not ended
         else:
             ended = place.next_offset >= place.end
             if not payload:  # all up to the end was stored when the reader was opened
@@ -560,18 +594,3 @@ class Reader(Resident, Generic[V]):
         place.next_offset = self._positions[int(place.partition.partition_id)] = first
         if place.end is not None and first >= place.end:
             self._finish(int(place.partition.partition_id))
-
-
-def _check_arguments(
-    *, key: object, partition: object, where: object, codec: Codec[V] | None
-) -> None:
-    """Raises ConfigError."""
-    if codec is not None:
-        check_codec(codec)
-    if key is not None and (not isinstance(key, bytes) or not key):
-        tip = ": use key.encode()" if isinstance(key, str) and key else ""
-        raise ConfigError(f"key is bytes, at least one, not {key!r:.40}{tip}")
-    if partition is not None and not is_within(partition, 1, 2**63 - 1):
-        raise ConfigError(f"partition is the id of a partition, from 1 on, not {partition!r:.40}")
-    if where is not None and (not callable(where) or inspect.iscoroutinefunction(where)):
-        raise ConfigError(f"where is a plain function of a message, not {where!r:.60}")

@@ -227,7 +227,18 @@ def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> Gr
         strategy=strategy,
         settings=read_stored(connection, group_id, subject=subject, group=group),
         reset=_pending_reset(connection, group_id),
+        silent_ms=None if live else _silent_ms(connection, group_id),
     )
+
+
+_silence = sa.select(now_ms() - groups.c.idle_since).where(
+    groups.c.group_id == sa.bindparam("of_group")
+)
+
+
+def _silent_ms(connection: Connection, group_id: int) -> int | None:
+    found: int | None = connection.execute(_silence, {"of_group": group_id}).scalar_one()
+    return None if found is None else max(0, found)
 
 
 _reset = sa.select(live_resets.c.ask, live_resets.c.begun).where(

@@ -130,6 +130,8 @@ from .versions import *  # noqa: F403 - the rest of the tree
 
 TEXT_CHARS_MAX = 4_096
 """An error that quotes its input stays smaller than a frame."""
+HINT_CHARS_MAX = 1_024
+"""A hint is a line or two, also that of a foreign server."""
 
 
 def kind_of(code: int) -> type[KeylaneError] | None:
@@ -157,10 +159,29 @@ def wire_details(error: KeylaneError) -> dict[str, Any]:
     }
 
 
-def error_from_wire(code: int, message: str, details: dict[str, Any]) -> KeylaneError:
-    """The error that a peer sent, of its code's class; a plain RefusedError if the code is unknown."""
+def wire_hint(error: KeylaneError) -> str:
+    """The hint of `error` as the wire carries it, at most HINT_CHARS_MAX characters."""
+    return wire_text(error.hint)[:HINT_CHARS_MAX]
+
+
+def own_hint(error: KeylaneError) -> str:
+    """The hint that `error` has of its own, as the wire carries it; "" if it has that of its class."""
+    return "" if error.hint == type(error).hint else wire_hint(error)
+
+
+def error_from_wire(
+    code: int, message: str, details: dict[str, Any], hint: str = ""
+) -> KeylaneError:
+    """
+    The error that a peer sent, of its code's class; a plain RefusedError if the code is unknown.
+
+    `hint` goes before that of the class, if the peer sent one; it is cut to HINT_CHARS_MAX.
+    """
     kind = kind_of(code) or RefusedError
-    return kind(message, **details)
+    error = kind(message, **details)
+    if hint and hint != kind.hint:
+        error.hint = hint[:HINT_CHARS_MAX]
+    return error
 
 
 __all__ = sorted(["Fate", "RetryRule"] + [kind.__name__ for kind in KIND_BY_CODE.values()])

@@ -7,15 +7,16 @@ A file is read again when the token is used anew, so a token is replaced without
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 from ...protocol.access.tokens import check_token
-from ...protocol.errors import TokenInvalidError
+from ...protocol.errors import TokenInvalidError, UnauthenticatedError
 from ..reasons import reason
 
+log = logging.getLogger("keylane.rpc")
 FILE_VARIABLE = "KEYLANE_TOKEN_FILE"
 VARIABLE = "KEYLANE_TOKEN"
 FILE_BYTES_MAX = 16_384
@@ -43,6 +44,9 @@ class TokenFile:
     """
     A token in a file, as it is when it is used; while the file cannot be read, the last one.
 
+    Attributes:
+        problem: why the last one is used; "": the file was read.
+
     Raises:
         TokenInvalidError: it cannot be read at first.
     """
@@ -50,17 +54,36 @@ class TokenFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._last = token_in_file(path)
+        self.problem = ""
 
     def __call__(self) -> str:
         """The token."""
-        with contextlib.suppress(TokenInvalidError):
+        problem = ""
+        try:
             self._last = token_in_file(self._path)
+        except TokenInvalidError as error:
+            gone = isinstance(error.__cause__, FileNotFoundError)
+            problem = f"the file {self._path} is gone" if gone else error.message
+        if problem and problem != self.problem:
+            log.warning("%s: the last token of it is used", problem)
+        elif self.problem and not problem:
+            log.info("the token in %s is read again", self._path)
+        self.problem = problem
         return self._last
 
 
 def token_from_file(path: str) -> TokenSource:
     """The token in a file, as it is when it is used.  Raises TokenInvalidError: it cannot be read at first."""
     return TokenFile(Path(path))
+
+
+def refused_token(error: UnauthenticatedError, source: TokenSource | None) -> UnauthenticatedError:
+    """The refusal of a token from `source`; it says so if the file of the token could not be read."""
+    problem = source.problem if isinstance(source, TokenFile) else ""
+    if not problem:
+        return error
+    text = f"{problem}, and the last token of it is refused: {error.message}"
+    return UnauthenticatedError(text, **error.details)
 
 
 def told_by_environment() -> tuple[str, str]:

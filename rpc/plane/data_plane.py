@@ -45,6 +45,7 @@ from ...protocol.frames import (
     Welcome,
     decode_request,
     frame_parts,
+    is_long_poll,
     refusal,
 )
 from ...protocol.limits import (
@@ -227,7 +228,7 @@ class DataPlane:
                 and await self._takes_turn(connection, correlation_id, asked, len(payload))
             ):
                 continue
-            pull = isinstance(asked, Pull | PullShared)
+            pull = is_long_poll(asked)
             if pull and connection.pulls < PULLS_PER_CONNECTION_MAX:
                 connection.pulls += 1
                 answer = self._answer_pull(connection, correlation_id, asked, payload)

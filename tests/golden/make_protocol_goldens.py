@@ -58,7 +58,7 @@ FRAMES: list[tuple[int, frames.Request | frames.Answer]] = [
         ),
     ),
     (5, frames.Release(7, "audit", "0123456789abcdef", 5)),
-    (6, frames.Read(7, 2**40, 1 << 20)),
+    (6, frames.Read(7, 2**40, 1 << 20, wait_ms=5_000)),
     (24, frames.Hello("0.1.0")),
     (22, frames.Challenge()),
     (23, frames.Authenticate("kc_AA", bytes(64), "127.0.0.1:7001")),

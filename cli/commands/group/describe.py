@@ -48,6 +48,8 @@ async def describe_group(
     shown = [part for part in described.partitions if not _is_drained(part, sealed)]
     show_table(_partition_table(described, shown))
     show_left_out(len(described.partitions) - len(shown))
+    if not described.sessions:
+        show_line(_silence_line(described))
     if queues:
         show_table(_queue_table(queues))
     if described.settings is not None:
@@ -73,6 +75,19 @@ async def describe_group(
         if partition.failing:
             for line in failing_lines(subject, group, partition.partition_id, partition.failing):
                 show_line(line)
+
+
+def _silence_line(described: GroupDescription) -> str:
+    """What is known of consumers when none is heard."""
+    since = ""
+    if described.silent_ms is not None:
+        since = f" for {described.silent_ms // 1000} s or more"
+    had = sum(1 for part in described.partitions if part.token)
+    leases = f"; its last leases, of {counted(had, 'partition')}, have ended" if had else ""
+    return (
+        f"no consumer is heard{since}{leases}: none runs, or those that run send no heartbeats, "
+        "as where a handler blocks the event loop"
+    )
 
 
 def _reset_line(reset: PendingReset, *, subject: str, group: str) -> str:

@@ -184,7 +184,9 @@ async def test_redriven_message_that_ends_its_process_is_parked_again_where_noth
     await shared_cluster.create(subject, partitions=1)
     handler.poison = {b"bad"}
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(
+            180
+        ),  # of three starts of Python, each with a second of processor time, and their ttls
         Producer(shared_cluster.meta) as producer,
         brokers_of(shared_cluster, subject) as brokers,
     ):

@@ -212,8 +212,10 @@ class Desk:
         return await self.say(Release(1, "audit", session, token))
 
     async def read(
-        self, offset: int, *, partition_id: int = 1, bytes_max: int = 1 << 20
+        self, offset: int, *, partition_id: int = 1, bytes_max: int = 1 << 20, wait_ms: int = 0
     ) -> tuple[Batches, bytes]:
-        answer, payload = await self.ask(Read(partition_id, offset, bytes_max), memoryview(b""))
+        answer, payload = await self.ask(
+            Read(partition_id, offset, bytes_max, wait_ms=wait_ms), memoryview(b"")
+        )
         assert isinstance(answer, Batches)
         return answer, payload

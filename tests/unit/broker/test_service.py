@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
+from keylane.broker.store.removals import drop_partition
 from keylane.protocol.batch import batch_starts
+from keylane.protocol.control import DropPartition
 from keylane.protocol.errors import (
     CorruptBatchError,
     FencedError,
@@ -232,6 +235,62 @@ async def test_pull_at_the_end_of_a_sealed_partition_does_not_wait(desk):
     await durable
     assert (await asyncio.wait_for(waiting, 1))[0].sealed
     assert (await asyncio.wait_for(desk.pull(1, 2, wait_ms=30_000), 1))[0].sealed
+
+
+async def test_waiting_read_is_woken_by_the_commit_and_by_no_other_news(desk):
+    """A read without a group waits as a pull does; what a group does meanwhile does not end its wait."""
+    await desk.acquire(1)
+    waiting = asyncio.create_task(desk.read(0, wait_ms=30_000))
+    await turns()
+    desk.service._waiting.wake(1)
+    await turns()
+    assert not waiting.done()
+    await desk.append(batch())
+    answer, payload = await asyncio.wait_for(waiting, 1)
+    assert (answer.upto, answer.next_offset) == (2, 2)
+    assert payload
+
+
+async def test_read_does_not_wait_when_a_client_of_an_earlier_version_asks(desk):
+    """Its frame lacks the field."""
+    asked = msgspec.msgpack.decode(msgspec.msgpack.encode([6, 1, 0, 100, False]), type=Read)
+    answer, payload = await asyncio.wait_for(desk.ask(asked, memoryview(b"")), 1)
+    assert (answer.upto, payload) == (0, b"")
+
+
+async def test_wait_of_a_read_ends_when_its_time_is_over_or_the_broker_closes(desk):
+    answer, payload = await desk.read(0, wait_ms=5)
+    assert (answer.upto, payload) == (0, b"")
+    waiting = asyncio.create_task(desk.read(0, wait_ms=30_000))
+    await turns()
+    desk.service.close()
+    assert (await asyncio.wait_for(waiting, 1))[0].upto == 0
+
+
+async def test_wait_of_a_read_ends_when_the_partition_is_sealed(desk):
+    """As by a resize or a move: the reader goes on with what continues the partition."""
+    waiting = asyncio.create_task(desk.read(0, wait_ms=30_000))
+    await turns()
+    _, durable = desk.store.seal(1)
+    await durable
+    assert (await asyncio.wait_for(waiting, 1))[0].sealed
+    assert (await asyncio.wait_for(desk.read(0, wait_ms=30_000), 1))[0].sealed
+
+
+async def test_wait_of_a_read_ends_when_the_partition_is_dropped(desk):
+    """As by a deletion."""
+    waiting = asyncio.create_task(desk.read(0, wait_ms=30_000))
+    await turns()
+    asked = DropPartition(subject=facts().subject, last_id=1)
+    await drop_partition(desk.store, 1, asked, now_ms=0)
+    with pytest.raises(PartitionUnknownError):
+        await asyncio.wait_for(waiting, 1)
+
+
+@pytest.mark.parametrize("wait_ms", [-1, 30_001])
+async def test_read_is_refused_when_it_waits_for_no_time_or_too_long(desk, wait_ms):
+    with pytest.raises(InvalidRequestError, match="cannot wait"):
+        await desk.read(0, wait_ms=wait_ms)
 
 
 # ── the pull lock ─────────────────────────────────────────────────────────────────────────────────────

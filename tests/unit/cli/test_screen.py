@@ -34,6 +34,28 @@ def test_table_keeps_its_own_colours():
     assert SHOWN in screen.getvalue()
 
 
+@pytest.mark.parametrize(("columns", "as_lists"), [(40, True), (80, False), (120, False)])
+def test_table_is_shown_as_lists_when_the_terminal_is_too_narrow(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    columns: int,
+    as_lists: bool,
+):
+    """No cell is cut: at 40 columns `keylane subject describe` showed one character of each."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    header = ("id#", "partition", "logical", "broker group", "state", "address", "first#", "next#")
+    row = (1, "g0-1", "[512, 1024)", "g0", "open", "127.0.0.1:7001", 0, 123_456)
+    show_table(make_table("orders: strict, route version 3", header, [row, row]))
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    if columns != 80:
+        assert shown.count("127.0.0.1:7001") == shown.count("[512, 1024)") == 2
+    assert shown.count("partition") == (2 if as_lists else 1)
+    assert all(len(line) <= columns or "\x1b" in line for line in shown.splitlines())
+
+
 def test_lines_and_errors_have_no_control_character(capsys: pytest.CaptureFixture[str]):
     """An error keeps its hint in a line of its own."""
     show_line(EVIL)
@@ -44,6 +66,16 @@ def test_lines_and_errors_have_no_control_character(capsys: pytest.CaptureFixtur
     first, second, hint = printed.err.splitlines()
     assert (first, second) == (SHOWN, f"keylane: no: {SHOWN} [InvalidRequestError 1104]")
     assert hint == f"  {InvalidRequestError.hint}"
+
+
+def test_hint_of_a_server_has_no_control_character(capsys: pytest.CaptureFixture[str]):
+    """The advice of an error is the server's text too."""
+    error = InvalidRequestError("no")
+    error.hint = EVIL.replace("\n", "")
+    show_error(error, OutputFormat.TABLE)
+    printed = capsys.readouterr().err
+    assert SHOWN.replace(r"\n", "") in printed
+    assert printed.replace("\n", "").isprintable()
 
 
 def test_json_has_no_control_character(capsys: pytest.CaptureFixture[str]):

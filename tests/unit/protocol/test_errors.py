@@ -10,6 +10,7 @@ import pytest
 from keylane.protocol import errors
 from keylane.protocol.control import ErrorBody, encode_json
 from keylane.protocol.errors import (
+    HINT_CHARS_MAX,
     TEXT_CHARS_MAX,
     Fate,
     FencedError,
@@ -76,6 +77,51 @@ def test_fate_of_one_error_goes_before_that_of_its_class(way):
     sent.fate = errors.Fate.UNKNOWN
     assert way(sent).fate is errors.Fate.UNKNOWN
     assert StaleRouteError("another").fate is errors.Fate.NOT_DONE
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_hint_of_one_error_goes_before_that_of_its_class(way):
+    """An error whose sender gives advice of its own arrives with it; another of its class has that of the class."""
+    sent = FencedError("a reset is under way")
+    sent.hint = "It goes on by itself."
+    assert way(sent).hint == "It goes on by itself."
+    assert way(FencedError("another")).hint == FencedError.hint
+
+
+@pytest.mark.parametrize("way", WAYS[:2], ids=lambda way: way.__name__)
+def test_hint_is_cut_when_it_is_longer_than_a_hint_may_be(way):
+    """A hint stays short, and decodable, whatever it quotes."""
+    sent = FencedError("no")
+    sent.hint = "é" * 10_000 + "\udcff"
+    assert way(sent).hint == "é" * HINT_CHARS_MAX
+    assert max(len(kind.hint) for kind in KINDS) <= HINT_CHARS_MAX
+
+
+def test_hint_is_that_of_the_class_when_a_peer_sends_none_or_a_longer_one_is_cut():
+    """Peers of earlier versions send no hint in a frame; a foreign one may send any."""
+    old = msgspec.msgpack.encode([127, 1130, "no", {}, "not_done"])
+    assert refusal_error(msgspec.msgpack.decode(old, type=Refused)).hint == FencedError.hint
+    long = Refused(1130, "no", {}, "not_done", "x" * 10_000)
+    assert refusal_error(long).hint == "x" * HINT_CHARS_MAX
+    body = msgspec.json.decode(
+        b'{"code": 1130, "name": "FencedError", "message": "no"}', type=ErrorBody
+    )
+    assert body.error().hint == FencedError.hint
+
+
+def test_refusal_with_a_hint_is_read_when_the_client_is_of_an_earlier_version():
+    """The hint is the last field of the frame: a client that does not know it reads the fields before it."""
+
+    class EarlierRefused(msgspec.Struct, frozen=True, array_like=True, tag=127):
+        code: int
+        message: str
+        details: dict[str, object]
+        fate: str = "not_done"
+
+    sent = FencedError("no", token=5)
+    sent.hint = "an own one"
+    got = msgspec.msgpack.decode(msgspec.msgpack.encode(refusal(sent)), type=EarlierRefused)
+    assert got == EarlierRefused(1130, "no", {"token": 5}, "not_done")
 
 
 def test_fate_of_a_newer_protocol_is_unknown():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import pickle
 import time
 from collections import Counter
@@ -460,6 +461,10 @@ def test_passing_error_is_waited_for(filled, quick, error):
 def test_persistent_error_is_raised_when_the_patience_is_over(filled, quick, monkeypatch):
     """The error names partition, range and time; an error that says "never" is raised at once."""
     monkeypatch.setattr(range_reader, "PATIENCE_S", 0.3)
+    seconds = itertools.count(0, 0.01)
+    monkeypatch.setattr(
+        range_reader, "_now_s", lambda: next(seconds)
+    )  # not the machine's, which may be busy
     source = reader(filled, partitions="3")
     filled.fail = [OverloadedError(in_flight=3)] * 10_000
     with pytest.raises(RangeUnreadableError) as caught:

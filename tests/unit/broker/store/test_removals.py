@@ -8,7 +8,9 @@ import random
 import msgspec
 import pytest
 
+from keylane.broker import metrics as series_of_metrics
 from keylane.broker.control import BrokerControl
+from keylane.broker.metrics import keep_series
 from keylane.broker.partition.image import image_of, partition_of
 from keylane.broker.retention.loop import Cleaning
 from keylane.broker.store.traffic import GONE_MS
@@ -254,14 +256,13 @@ async def test_drop_and_forget_are_undone_when_the_write_fails(shed: Shed):
 
 
 async def test_series_of_a_deleted_subject_end_when_it_is_gone_for_five_minutes(shed: Shed) -> None:
-    """Not while another partition of it is hosted; the loop of retention looks."""
+    """Not while another partition of it is hosted; retention has no part in it."""
     await shed.fill(1, 2)
     subject, stored = facts(1).subject, shed.store.traffic.stored
-    cleaning = shed.cleaning()
 
     async def looked_at_after(milliseconds: int) -> set[str]:
         shed.clock.advance(milliseconds)
-        running = asyncio.create_task(cleaning.run())
+        running = asyncio.create_task(keep_series(shed.store, shed.clock))
         for _ in range(50):  # turns of its first check
             await asyncio.sleep(0)
         running.cancel()
@@ -272,3 +273,28 @@ async def test_series_of_a_deleted_subject_end_when_it_is_gone_for_five_minutes(
     await shed.drop(2)
     assert await looked_at_after(GONE_MS - 1) == {subject}
     assert await looked_at_after(1) == set()
+
+
+async def test_series_end_when_retention_waits_or_fails(shed: Shed, monkeypatch) -> None:
+    """A check of retention that does not end holds up no series, and a fault of series is not told as one of retention."""
+    await shed.fill(1)
+    monkeypatch.setattr(series_of_metrics, "free_series", failing := _Failing())
+    cleaning = shed.cleaning()
+    running = [
+        asyncio.create_task(cleaning.run()),
+        asyncio.create_task(keep_series(shed.store, shed.clock)),
+    ]
+    for _ in range(50):
+        await asyncio.sleep(0)
+    for each in running:
+        each.cancel()
+    assert failing.calls == 1
+    assert "bug" not in cleaning.problem
+
+
+class _Failing:
+    calls = 0
+
+    async def __call__(self, *_told: object, **_more: object) -> None:
+        self.calls += 1
+        raise RuntimeError("a bug of series")

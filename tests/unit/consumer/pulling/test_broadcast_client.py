@@ -10,6 +10,7 @@ from keylane.consumer import ConsumerSettings
 from keylane.consumer.pulling.broadcast_client import BroadcastClient
 from keylane.protocol.errors import KeylaneError, OffsetOutOfRangeError, OutcomeUnknownError
 from keylane.protocol.frames import Batches, Read
+from keylane.protocol.limits import READ_WAIT_MS
 from keylane.protocol.offsets import AckedOffsets
 from support.cluster import eventually
 from support.pulling import FAST, NotingOwner, opened, stored
@@ -26,9 +27,12 @@ class ReadOnlyBroker:
         self.errors = list(errors)
         self.end = end
         self.sealed = False
+        self.waits: list[int] = []
 
     async def call(self, request: object, *, wait_ms: int = 0):
         assert isinstance(request, Read)
+        assert request.wait_ms == wait_ms
+        self.waits.append(wait_ms)
         if self.errors:
             raise self.errors.pop(0)
         if request.offset >= self.end:
@@ -134,3 +138,12 @@ async def test_client_waits_when_the_broker_stores_less_than_was_read():
     async with reading(broker, AckedOffsets(2)) as (client, owner):
         await eventually(lambda: offsets(owner) == [2, 3, 4, 5])
         client.forget(4)
+
+
+async def test_client_has_the_broker_wait_and_pauses_when_it_does_not():
+    """A broker of an earlier version answers at once: it is asked 5 to 100 times a second."""
+    broker = ReadOnlyBroker(end=0)
+    async with reading(broker, AckedOffsets()):
+        await asyncio.sleep(0.5)
+    assert set(broker.waits) == {READ_WAIT_MS}
+    assert 2 <= len(broker.waits) <= 50

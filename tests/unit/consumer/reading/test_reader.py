@@ -150,10 +150,11 @@ class Giving:
     def __init__(self, end: int) -> None:
         self.end = end
 
-    async def call(self, request: Read) -> tuple[Batches, bytes]:
+    async def call(self, request: Read, *, wait_ms: int = 0) -> tuple[Batches, bytes]:
         if request.partition_id != 7:
             raise NotSentError(address=self.address)
         if request.offset >= self.end:
+            await asyncio.sleep(wait_ms / 1000)
             return Batches(0, self.end, self.end, False), b""
         return Batches(0, self.end, request.offset + 2, False), bytes(stored(request.offset))
 
@@ -184,6 +185,7 @@ async def test_reader_reads_a_lost_partition_as_far_as_its_old_broker_gives_mess
         await reader._fill()
     assert "from offset 4 on is not read" in caplog.text
     assert list(reader._places) == [9]
+    await reader._waits.end()
 
 
 class OlderCopy:

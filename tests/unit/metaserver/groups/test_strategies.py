@@ -15,6 +15,7 @@ from keylane.metaserver.groups.lease_rows import (
 from keylane.metaserver.groups.sessions import join_group, leave_group, suspend_session
 from keylane.metaserver.groups.switch import switch_group
 from keylane.metaserver.groups.views import list_groups, read_group
+from keylane.metaserver.sql.dialect import now_ms
 from keylane.metaserver.sql.schema import groups, leases
 from keylane.protocol.control import Join, ReleaseGrant, Suspend
 from keylane.protocol.errors import (
@@ -168,3 +169,22 @@ def test_suspended_session_of_a_shared_group_is_granted_nothing(rows: Rows):
     assert len(tokens(rows, B)) == 4
     rows.run(suspend_session, Suspend(session=A, suspended=False))
     assert tokens(rows, A) == tokens(rows, B)
+
+
+def test_group_tells_for_how_long_none_is_heard_when_its_consumer_is_silent(rows: Rows):
+    """Once a metaserver has looked; while a consumer is heard it tells nothing."""
+    group_id = join(rows, A, EXCLUSIVE)
+    assert rows.run(read_group, "s", "g").silent_ms is None
+    rows.run(leave_group, A)
+    assert rows.run(read_group, "s", "g").silent_ms is None
+    rows.run(
+        lambda connection: connection.execute(
+            sa.update(groups)
+            .where(groups.c.group_id == group_id)
+            .values(idle_since=now_ms() - 7_000)
+        )
+    )
+    told = rows.run(read_group, "s", "g")
+    assert told.sessions == 0
+    assert told.silent_ms is not None
+    assert 7_000 <= told.silent_ms < 60_000

@@ -1,0 +1,31 @@
+"""Arguments of a reader that can work, and that cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from keylane.consumer.reading.arguments import check_arguments
+from keylane.protocol.errors import ConfigError
+
+NONE: dict[str, Any] = {"key": None, "partition": None, "where": None, "codec": None}
+
+
+def test_arguments_pass_when_each_can_work():
+    check_arguments(**NONE)
+    check_arguments(key=b"k", partition=1, where=bool, codec=None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"key": "k"}, "use key.encode"),
+        ({"key": b""}, "at least one"),
+        ({"partition": 0}, "from 1 on"),
+        ({"where": 7}, "plain function"),
+    ],
+)
+def test_arguments_are_refused_when_one_cannot_work(wrong, told):
+    with pytest.raises(ConfigError, match=told):
+        check_arguments(**NONE | wrong)
