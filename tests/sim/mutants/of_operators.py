@@ -71,8 +71,17 @@ def reset_forgets_the_last_one(patches: Patches) -> None:
 
 
 def reset_drains_empty_partitions(patches: Patches) -> None:
-    """A partition at its end counts as drained, though its parents are not."""
+    """A partition at its end counts as drained, though its parents are not, and its children wait for it alone."""
+
+    def readable(partitions: Any, drained: Any) -> Any:
+        passed = [
+            replace(partition, parents=()) if partition.partition_id in drained else partition
+            for partition in partitions
+        ]
+        return real(passed, drained)
+
     patches.set(resets_rows, "_through", lambda connection, group_id, at_end: at_end)
+    real = patches.set(lease_rows, "readable_partitions", readable)
 
 
 def strict_is_given_up_too(patches: Patches) -> None:
