@@ -212,12 +212,14 @@ class Scheduling:
         """The ids of messages: of a repeat with the same subject, idempotency key, messages and time the same ids."""
         if key is None:
             return [self._draw(8 * ID_BYTES).to_bytes(ID_BYTES) for _ in messages]
+        named = f"{keyed_producer(key, messages)} {deliver_at_ms}"
         # Keys are of a subject: a caller who sends to another one may choose the same key, messages and time.
-        named = f"{subject} {keyed_producer(key, messages)} {deliver_at_ms}"
-        return [
-            blake2b(f"{named} {number}".encode(), digest_size=ID_BYTES).digest()
-            for number in range(len(messages))
-        ]
+        ids = _numbered(f"{subject} {named}", len(messages))
+        if not self._scheduler.knows_all(ids):
+            earlier = _numbered(named, len(messages))  # as earlier versions named them
+            if all(self._scheduler.subject_of(each) == subject for each in earlier):
+                return earlier
+        return ids
 
     async def soonest(self, _body: object, params: Params) -> ScheduledPage:
         """The next `limit` messages by their times, of all subjects or one."""
@@ -285,6 +287,13 @@ def _why_dropped(entry: ScheduledEntry, told: Route | KeylaneError) -> str:
     if entry.message_bytes > told.message_bytes_max:
         return message_too_large(entry.message_bytes, told.message_bytes_max).message
     return ""
+
+
+def _numbered(named: str, count: int) -> list[bytes]:
+    return [
+        blake2b(f"{named} {number}".encode(), digest_size=ID_BYTES).digest()
+        for number in range(count)
+    ]
 
 
 def _check_id(scheduled_id: bytes) -> None:

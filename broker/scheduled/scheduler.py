@@ -179,7 +179,6 @@ class Scheduler:
             ScheduleFullError, BrokerReadOnlyError, CorruptLogError: nothing is kept.
             StorageError: see its fate.
         """
-        self._writer.check()
         writing = [self._writing.get(message.scheduled_id) for message in messages]
         known = [
             working is not None or self._agenda.knows(message.scheduled_id)
@@ -187,6 +186,7 @@ class Scheduler:
         ]
         fresh = [message for message, old in zip(messages, known, strict=True) if not old]
         if fresh:
+            self._writer.check()
             size = sum(message.size for message in fresh)
             self._check_limits(len(fresh), size)
             await self._keep(fresh, size)

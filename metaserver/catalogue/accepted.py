@@ -22,7 +22,14 @@ from ...protocol.ids import FencingToken, check_name
 from ...protocol.operations import StepAction
 from ...protocol.routing import PartitionState
 from ...protocol.text import listed
-from ..cluster.brokers import known_broker, last_heard, refused_now, refused_view, unknown_group
+from ..cluster.brokers import (
+    known_broker,
+    last_heard,
+    refused_now,
+    refused_view,
+    unknown_group,
+    wait_turn,
+)
 from ..cluster.heard import forget_heard
 from ..groups.locked_group import (
     lock_group,
@@ -55,6 +62,7 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
     """
     check_name("broker group", broker_group)
     here = {"of_group": broker_group, "for_ms": 0}
+    wait_turn(connection, alone=True)
     row = connection.execute(known_broker, here).one_or_none()
     if row is None:
         raise unknown_group(connection, broker_group)

@@ -379,6 +379,7 @@ def cordon_broker(connection: Connection, broker_group: str, cordoned: bool) -> 
     """
     check_name("broker group", broker_group)
     here = brokers.c.broker_group == broker_group
+    wait_turn(connection, alone=True)
     # FOR UPDATE waits for plans, see `lock_brokers`; the update alone does not.
     connection.execute(sa.select(brokers.c.broker_group).where(here).with_for_update()).all()
     if not connection.execute(sa.update(brokers).where(here).values(cordoned=cordoned)).rowcount:
@@ -426,10 +427,10 @@ def read_openings(
         lock: no other opening reports itself, and no older copy is accepted, until the transaction ends, and renewals do
             not wait for that; call it before a subject is locked.
     """
+    if lock:  # also without ids: what the transaction writes afterwards may lock broker rows
+        wait_turn(connection, alone=False)
     if not ids:
         return {}
-    if lock:
-        wait_turn(connection, alone=False)
     rows = connection.execute(_openings_locked if lock else _openings, {"ids": sorted(ids)})
     return {row.partition_id: row.opening for row in rows}
 

@@ -126,12 +126,12 @@ class DataPlane:
         """Serve a new connection until it ends."""
         if len(self._connections) >= CONNECTIONS_MAX:
             raise OverloadedError("too many connections of the data plane", limit=CONNECTIONS_MAX)
-        keep_connection(request)
         response, socket = await accept_socket(
             request,
             bytes_max=FRAME_BYTES_MAX if self._guard is None else INTRODUCTION_BYTES_MAX,
             heartbeat_s=HEARTBEAT_SECONDS,
         )
+        keep_connection(request)  # from here on `_unknown` has it
         guard = self._guard
         access = None if guard is None else guard.connection(request.remote or "")
         connection = PlaneConnection(socket, self._room, access)

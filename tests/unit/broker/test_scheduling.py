@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Any
 
 import pytest
@@ -24,8 +25,8 @@ from keylane.protocol.errors import (
     SubjectUnknownError,
 )
 from keylane.protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
-from keylane.protocol.http.idempotency import IDEMPOTENCY_KEY
-from keylane.protocol.http.posted import CONTENT_TYPE, JSON, KEY_HEADER
+from keylane.protocol.http.idempotency import IDEMPOTENCY_KEY, keyed_producer
+from keylane.protocol.http.posted import CONTENT_TYPE, JSON, KEY_HEADER, PostedMessage
 from keylane.protocol.limits import MESSAGE_BYTES_MAX
 from keylane.protocol.message import pack_properties
 from keylane.protocol.routing import OrderStrategy, Route
@@ -92,6 +93,10 @@ class RecordedMessages:
         known = {each.scheduled_id for each in self.kept}
         self.kept += messages
         return [each.scheduled_id in known for each in messages]
+
+    def subject_of(self, scheduled_id: bytes) -> str | None:
+        subjects = {each.scheduled_id: each.subject for each in self.kept}
+        return subjects.get(scheduled_id)
 
     def soonest(self, limit: int, subject: str | None) -> tuple[int, list[ScheduledEntry]]:
         return len(self.entries), self.entries[:limit]
@@ -284,6 +289,17 @@ async def test_same_key_for_two_subjects_keeps_a_message_for_each():
     calls = SchedulingCalls()
     first = await calls.post(b"v", **{IDEMPOTENCY_KEY: "k"})
     assert await calls.post(b"v", subject="t", **{IDEMPOTENCY_KEY: "k"}) != first
+
+
+async def test_repeated_post_is_a_duplicate_of_one_that_a_broker_of_before_has_kept():
+    """The ids of earlier versions did not name the subject."""
+    calls = SchedulingCalls()
+    posted = [PostedMessage(b"", b"v", b"")]
+    named = f"{keyed_producer('k', posted)} {NOW_MS + 1} 0"
+    of_before = blake2b(named.encode(), digest_size=16).digest()
+    calls.messages.kept.append(Waits(of_before, NOW_MS + 1, "s", 0, b"v", b""))
+    assert await calls.post(b"v", **{IDEMPOTENCY_KEY: "k"}) == [of_before.hex()]
+    assert await calls.post(b"v", subject="t", **{IDEMPOTENCY_KEY: "k"}) != [of_before.hex()]
 
 
 async def test_repeated_post_is_a_duplicate_when_its_time_has_passed():

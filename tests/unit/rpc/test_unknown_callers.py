@@ -144,8 +144,9 @@ async def http_server(noted: list[Any]) -> AsyncIterator[Server]:
         b"GET /v1/asked HTTP/1.1\r\nHost: loc",
         b"GET /health/live?s=60 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer x\r\n\r\n",
         b"GET /v1/asked?s=60 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /v1/data HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
-    ids=["silent", "half a head", "a call for all", "no token"],
+    ids=["silent", "half a head", "a call for all", "no token", "no handshake"],
 )
 async def test_http_callers_that_are_not_known_keep_no_place_from_those_who_are(said: bytes):
     """Until now as many strangers as there are places kept all others out, those of the data plane too."""

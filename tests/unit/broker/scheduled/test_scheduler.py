@@ -375,6 +375,8 @@ async def test_failed_sync_ends_all_writes():
     disk.fail = ""
     with pytest.raises(BrokerReadOnlyError, match="not written"):
         await scheduler.schedule([message(b"c")])
+    # A refusal would say that it is not kept, and it would be sent again under another id.
+    assert await scheduler.schedule([message(b"a")]) == [True]
     assert scheduler.problem
     assert scheduler.view()["count"] == 1
 
