@@ -41,6 +41,7 @@ from ..groups.locked_group import (
 from ..sql.schema import (
     accepted_folders,
     brokers,
+    drained,
     groups,
     leases,
     partitions,
@@ -183,10 +184,15 @@ def _end_leases(connection: Connection, broker_group: str) -> FencingToken:
     for group in locked:
         mine = sa.and_(leases.c.group_id == group.group_id, leases.c.partition_id.in_(there))
         ids = connection.execute(sa.select(leases.c.partition_id).where(mine)).scalars().all()
+        through = sa.and_(drained.c.group_id == group.group_id, drained.c.partition_id.in_(there))
+        done = set(connection.execute(sa.select(drained.c.partition_id).where(through)).scalars())
         last_token = fence
         ended = []
         for lease in read_leases_of(connection, group.group_id, ids).values():
-            if group.shared:
+            if lease.partition_id in done:
+                # A higher token would say that messages were parked there anew, and children would take over all again.
+                ended.append(replace(lease, session=None, wanted=None, withdrawn=False))
+            elif group.shared:
                 last_token = FencingToken(last_token + 1)
                 ended.append(replace(lease, token=last_token))
             else:

@@ -18,7 +18,14 @@ from keylane.metaserver.cluster.heard import (
 from keylane.metaserver.groups.lease_rows import note_drained, read_grants, settle_group
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.operations.journal import claim_operation, finish_round
-from keylane.metaserver.sql.schema import groups, heard, leases, partitions, subjects
+from keylane.metaserver.sql.schema import (
+    drained,
+    groups,
+    heard,
+    leases,
+    partitions,
+    subjects,
+)
 from keylane.protocol.control import AcceptFolder, BrokerHeartbeat, Join, PartitionStatus, Retention
 from keylane.protocol.errors import FolderBehindError, InvalidRequestError, OverloadedError
 from keylane.protocol.limits import GROUPS_PER_SUBJECT_MAX
@@ -275,6 +282,31 @@ def test_older_copy_has_not_hosted_or_sealed_what_the_original_did_when_it_answe
     assert rows.run(lambda connection: connection.execute(row).scalar_one()) is None
     there = sa.select(heard).where(heard.c.partition_id == asked.partition_id)
     assert rows.run(lambda connection: connection.execute(there).all()) == []
+
+
+def test_drained_partition_keeps_its_token_when_an_older_copy_is_accepted():
+    """Children take over again what is parked on a partition whose token rose, as if it had been reset and parked anew."""
+    rows = Groups()
+    rows.silence("g1")
+    rows.run(report_broker, report_of("2", end=900), ttl_ms=1_000)
+    group_id = rows.join("g")
+    held = [
+        {"group_id": group_id, "partition_id": number, "token": 2 + number, "withdrawn": False}
+        for number in (1, 3)
+    ]
+    through = {"group_id": group_id, "partition_id": 1, "parked": True}
+
+    def write(connection: sa.Connection) -> None:
+        connection.execute(sa.delete(leases))
+        connection.execute(sa.insert(leases), held)
+        connection.execute(sa.insert(drained), through)
+        connection.execute(sa.update(groups).values(last_token=9))
+
+    rows.run(write)
+    accept_older_copy(rows)
+    tokens = sa.select(leases.c.partition_id, leases.c.token)
+    after = rows.run(lambda connection: connection.execute(tokens).all())
+    assert dict(map(tuple, after)) == {1: 3, 3: 10}
 
 
 def test_older_copy_is_refused_when_a_child_is_hosted_since_it_was_looked_at():
