@@ -30,7 +30,7 @@ async def bounds_of(
     Raises:
         CorruptLogError: the index is damaged there.
     """
-    found = [await _first_at(store, partition, at_ms) for at_ms in asked.at_ms]
+    offsets = [await _first_at(store, partition, at_ms) for at_ms in asked.at_ms]
     head = await store.head(partition)
     end = partition.readable_offset
     groups = (partition.groups.get(group) for group in asked.groups)
@@ -41,7 +41,7 @@ async def bounds_of(
         first_at_ms=None if head is None else head.appended_at_ms,
         removed_from_ms=None if head is None else removed_from_ms(head.appended_at_ms),
         message_bytes=0 if head is None else -(-head.length // head.message_count),
-        offsets_at=tuple(None if offset == end else offset for offset in found),
+        offsets_at=tuple(None if offset == end else offset for offset in offsets),
         cursors=tuple(
             None if group is None or not group.kept else group.durable_cursor for group in groups
         ),

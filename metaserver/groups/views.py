@@ -237,8 +237,8 @@ _silence = sa.select(now_ms() - groups.c.idle_since).where(
 
 
 def _silent_ms(connection: Connection, group_id: int) -> int | None:
-    found: int | None = connection.execute(_silence, {"of_group": group_id}).scalar_one()
-    return None if found is None else max(0, found)
+    silent_ms: int | None = connection.execute(_silence, {"of_group": group_id}).scalar_one()
+    return None if silent_ms is None else max(0, silent_ms)
 
 
 _reset = sa.select(live_resets.c.ask, live_resets.c.begun).where(

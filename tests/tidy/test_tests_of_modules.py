@@ -38,7 +38,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/rpc/access/test_peers.py": "principals",
     },
     "rpc/access": {
-        "integration/access/test_access.py": "caller credentials token_file wallet",
+        "integration/access/test_access.py": "credentials wallet",
         "integration/access/test_audit.py": "audit_detail",
         "integration/access/test_quotas.py": "throttling",
         "unit/broker/access/test_judge.py": "signing",
@@ -53,6 +53,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/broker/store/test_removals.py": "dropped",
         "unit/broker/test_service.py": "facts",
     },
+    "broker/scheduled": {"unit/broker/scheduled/test_scheduler.py": "subjects"},
     "broker/scheduled": {"unit/broker/scheduled/test_scheduler.py": "journal_writer"},
     "broker/storage": {
         "unit/broker/store/test_quick_sync.py": "kernel_syncs",
@@ -92,7 +93,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "cli/commands/group": {
         "acceptance/test_cli.py": "app",
-        "integration/retention/test_time_retention.py": "describe",
     },
     "cli/commands/meta": {
         "integration/rebuild/test_meta_rebuild.py": "app database verify",
@@ -190,7 +190,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "metaserver/removals": {"integration/metaserver/test_deletions.py": "service"},
     "metaserver/resets": {
         "integration/resets/test_group_reset.py": "broker_offsets",
-        "property/metaserver/test_reset_cursors.py": "cursors",
     },
     "metaserver/retention": {
         "integration/retention/test_deaf_brokers.py": "announcer",

@@ -151,10 +151,10 @@ async def test_group_that_is_reset_while_rows_are_read_goes_on_where_it_was_set(
             await admin.reset_group("back", "again", "earliest")
 
     def resets_first(*given):
-        found = find(*given)
+        rows = find(*given)
         while resets:
             resets.pop()()
-        return found
+        return rows
 
     monkeypatch.setattr(carrying, "positions", resets_first)
     async with Admin(file_cluster.meta) as admin:

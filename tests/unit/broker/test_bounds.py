@@ -15,7 +15,7 @@ from sim.machines.clock import ManualClock
 from sim.machines.store import Desk, batch, facts, settings_of
 
 
-class GatedBroker:
+class BoundsBroker:
     """A broker whose writes wait for `gate`, and that calls `before_read` before each look into the index."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class GatedBroker:
 
 async def test_time_is_looked_up_behind_messages_that_are_being_written():
     """One that is stored a moment later, with an earlier time, would be in no range: neither before the time nor from it on."""
-    broker = GatedBroker()
+    broker = BoundsBroker()
     await broker.host()
     broker.gate.clear()
     writing = asyncio.create_task(broker.append(0))
@@ -77,7 +77,7 @@ async def test_time_is_looked_up_behind_messages_that_are_being_written():
 
 async def test_time_without_a_message_is_the_end_of_then_when_messages_come_meanwhile():
     """None would mean the end of now: a start there passes them over, and an end there has them a second time."""
-    broker = GatedBroker()
+    broker = BoundsBroker()
     await broker.host()
     await broker.append(0)
     partition = broker.store.state.partition(1)

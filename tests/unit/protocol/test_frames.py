@@ -85,7 +85,7 @@ def test_answer_is_no_request_and_a_request_no_answer():
 
 def test_fields_of_a_newer_protocol_are_left_out():
     """A frame with more fields than this version knows is understood as far as it goes."""
-    assert decode_request(framed([6, 5, 7, 0, 100, False, "newer", {"a": 1}]))[:2] == (
+    assert decode_request(framed([6, 5, 7, 0, 100, False, 0, "newer", {"a": 1}]))[:2] == (
         5,
         Read(7, 0, 100),
     )

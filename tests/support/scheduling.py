@@ -1,0 +1,121 @@
+"""A scheduler on a simulated disk, and a scripted subject for what it delivers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from keylane.broker.scheduled.records import Waits
+from keylane.broker.scheduled.scheduler import Scheduler
+from keylane.broker.scheduled.subjects import Subjects
+from keylane.protocol.clock import Clock, SystemClock
+from keylane.protocol.errors import KeylaneError, SubjectDeletedError, SubjectUnknownError
+from keylane.protocol.http.posted import PostedMessage
+from keylane.testing.machines.disk import SimDisk
+
+CLOCK = SystemClock()
+RNG = random.Random(7)
+"""One for all: a restart draws no number again."""
+
+
+async def in_place(function: Callable[..., Any], /, *args: Any) -> Any:
+    await asyncio.sleep(0)
+    return function(*args)
+
+
+class AcceptedFolder:
+    """A standing that a metaserver has accepted."""
+
+    set_aside = ""
+    asked = accepted = True
+
+    async def wait_accepted(self) -> None:
+        return
+
+    async def wait_asked(self) -> None:
+        return
+
+
+class ScriptedSubjects(Subjects):
+    """Stores each batch once by its idempotency key, as a partition does; errors come first, before or after storing."""
+
+    def __init__(self) -> None:
+        self.batches: dict[str, list[bytes]] = {}
+        self.errors: list[tuple[KeylaneError, bool]] = []
+        """An error, and whether the batch is stored before."""
+        self.tries: list[str] = []
+        self.deleted: set[int] = set()
+        """Ids of deleted subjects."""
+
+    @property
+    def values(self) -> list[bytes]:
+        return [value for batch in self.batches.values() for value in batch]
+
+    async def place(self, subject: str, subject_id: int) -> int:
+        if subject == "unknown":
+            raise SubjectUnknownError(subject=subject)
+        if subject_id in self.deleted:
+            raise SubjectDeletedError(subject=subject)
+        return 5
+
+    async def store(
+        self,
+        subject: str,
+        messages: Sequence[PostedMessage],
+        *,
+        sent_at_ns: Sequence[int],
+        key: str,
+        logical: int,
+        subject_id: int,
+        tried: bool,
+    ) -> None:
+        assert tried or key not in self.tries
+        assert (subject, logical, len(sent_at_ns)) == ("s", 5, len(messages))
+        self.tries.append(key)
+        values = [message.value for message in messages]
+        if self.errors:
+            error, is_stored = self.errors.pop(0)
+            if is_stored:
+                self.batches[key] = values
+            if isinstance(error, SubjectDeletedError):
+                self.deleted.add(subject_id)  # for every later delivery too
+            raise error
+        assert self.batches.setdefault(key, values) == values, "a repeat has the same messages"
+
+
+def open_scheduler(disk: SimDisk, *, clock: Clock = CLOCK, **limits: int) -> Scheduler:
+    return Scheduler.open(
+        disk,
+        clock=clock,
+        rng=RNG,
+        run_blocking=in_place,
+        broker_group="g1",
+        count_max=limits.get("count_max", 10_000),
+        bytes_max=limits.get("bytes_max", 1 << 20),
+        segment_bytes=limits.get("segment_bytes", 1 << 16),
+    )
+
+
+@contextlib.asynccontextmanager
+async def running(scheduler: Scheduler, subjects: ScriptedSubjects) -> AsyncIterator[None]:
+    loop = asyncio.create_task(scheduler.run(subjects, AcceptedFolder()))
+    try:
+        yield
+    finally:
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+        await scheduler.close()
+
+
+def message(name: bytes, after_ms: int = 20, *, subject: str = "s") -> Waits:
+    at_ms = CLOCK.wall_ms() + after_ms
+    return Waits(name.rjust(16, b"-"), at_ms, subject, 1, name, b"")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
