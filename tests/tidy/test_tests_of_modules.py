@@ -53,8 +53,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/broker/store/test_removals.py": "dropped",
         "unit/broker/test_service.py": "facts",
     },
-    "broker/scheduled": {"unit/broker/scheduled/test_scheduler.py": "subjects"},
-    "broker/scheduled": {"unit/broker/scheduled/test_scheduler.py": "journal_writer"},
+    "broker/scheduled": {"unit/broker/scheduled/test_scheduler.py": "journal_writer subjects"},
     "broker/storage": {
         "unit/broker/store/test_quick_sync.py": "kernel_syncs",
         "crash/test_kill_points.py": "fail_points",
