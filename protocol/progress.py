@@ -142,7 +142,7 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     """Messages that two owners had when they ended without handing over, and that are not acked."""
     left_to_children: bool = False
     """Something is parked, or kept for children, which these take over once the group has drained the partition."""
-    taken_over: bool = False
+    frozen: bool = False
     """Children have begun to take over what is parked: the group had drained the partition."""
 
 

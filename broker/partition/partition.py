@@ -545,7 +545,7 @@ class HostedPartition:
                 failing=progress.failing,
                 suspects=progress.acked.unacked(self.first_offset, progress.suspects.upto),
                 left_to_children=progress.left_to_children,
-                taken_over=progress.parked is not None and progress.parked.frozen,
+                frozen=progress.parked is not None and progress.parked.frozen,
             )
             for name, progress in sorted(self.groups.items())
             if progress.kept and group in {None, name}

@@ -230,7 +230,7 @@ def _subject(
     parents = _parents_left(subject)
     for group in subject.groups:
         # A reset of an ancestor alone may have come later; an owner could take nothing over there any more.
-        blocking = parents | {key: set[int]() for key in group.taken_over}
+        blocking = parents | {key: set[int]() for key in group.frozen}
         group.drained = set(drained_through(group.drained, blocking))
     if subject.static:
         _set_logic_starts(rows, subject.partitions)
@@ -309,8 +309,8 @@ def _groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
                 group.drained.add(status.partition_id)
                 if at_broker.parked or at_broker.left_to_children:
                     group.parked.add(status.partition_id)
-                if at_broker.taken_over:
-                    group.taken_over.add(status.partition_id)
+                if at_broker.frozen:
+                    group.frozen.add(status.partition_id)
     for group in groups.values():
         group.ttl_ms = group.ttl_ms or TTL_MS_DEFAULT
     return [group for _, group in sorted(groups.items())]

@@ -65,7 +65,7 @@ class RebuiltGroup:
     drained: set[int] = field(default_factory=set)
     parked: set[int] = field(default_factory=set)
     """Partitions on which the group has parked messages."""
-    taken_over: set[int] = field(default_factory=set)
+    frozen: set[int] = field(default_factory=set)
     """Those of which children have begun to take these over, once the group had drained them and what is before them."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     """The consume strategy under which its highest token was acquired."""

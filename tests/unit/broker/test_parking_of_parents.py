@@ -243,7 +243,7 @@ async def test_frozen_partition_has_something_for_the_child_that_has_not_begun(d
     """A database that is rebuilt has to know of it; what operators are told is counted at the children."""
     await frozen(desk)
     (told,) = desk.store.state.partition(1).status(now_ms=0).groups
-    assert (told.parked, told.left_to_children, told.taken_over) == (0, True, True)
+    assert (told.parked, told.left_to_children, told.frozen) == (0, True, True)
 
 
 @pytest.mark.parametrize("restarts", [False, True])

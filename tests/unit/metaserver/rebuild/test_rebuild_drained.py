@@ -70,9 +70,9 @@ def test_partition_that_children_took_over_counts_as_drained_though_its_parent_w
     """An owner of it could take over nothing of what the parent parks anew, and would wait for ever."""
     middle = status(2, 0, 1024, parents=(1,), sealed=True, messages=10, token=2, cursor=10)
     (group,) = middle.groups
-    taken_over = replace(group, left_to_children=True, taken_over=True)
+    frozen = replace(group, left_to_children=True, frozen=True)
     assert rebuilt(*chain(5, middle)).groups[0].drained == set()
-    assert rebuilt(*chain(5, replace(middle, groups=(taken_over,)))).groups[0].drained == {2}
+    assert rebuilt(*chain(5, replace(middle, groups=(frozen,)))).groups[0].drained == {2}
 
 
 def test_partition_counts_as_drained_when_it_was_granted_and_its_parents_are() -> None:
