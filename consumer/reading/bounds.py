@@ -146,7 +146,7 @@ def end_of_read(bound: Bound, partition_id: int, *, first: int, end: int, at_tim
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class LookedUp:
     """What is stored of a partition, the offsets `[first, end)`, and the bounds that are times in it; None: no such message."""
 
     partition: Partition
@@ -157,7 +157,7 @@ class Looked:
 
 
 def ranges_to_read(
-    start: Bound, stop: Bound, looked: Sequence[Looked], parents: Mapping[int, Collection[int]]
+    start: Bound, stop: Bound, looked: Sequence[LookedUp], parents: Mapping[int, Collection[int]]
 ) -> list[tuple[int, int]]:
     """
     The offsets `[begin, end)` to read of each partition; bounds that are times are placed in order.

@@ -45,7 +45,7 @@ from .arguments import check_arguments
 from .bounds import (  # fmt: skip
     Bound,
     BoundKind,
-    Looked,
+    LookedUp,
     Start,
     Stop,
     ranges_to_read,
@@ -127,15 +127,14 @@ class Reader(Resident, Generic[V]):
             subject: an existing subject, static or not.
             start: "earliest", "latest", a datetime with a time zone, how long ago (a negative timedelta, or a text such as
                 "-1h"), an offset of `partition`, or a mapping from partition id to offset, as `positions` has it.  An
-                instant means the first message stored at or after it, by the brokers' calendars, and all messages of
-                partitions that continue one with such a message: so none of a key is passed over where calendars differ.
+                instant means the first message stored at or after it, by its broker's calendar, and all that continues it.
             stop: as `start`: the first message that is not read any more.  None: what is stored when the reader is
                 opened; with `follow`, none.
             key: only messages of this key; only partitions are asked whose range has, or had, its logical partition.
                 Of a best_tried subject that is not static every partition is asked.  Messages that a producer placed
                 itself (`queue=`, `partitioner=`) may lie elsewhere: find these with `where`.
             partition: only the partition with this id.
-            tags, where: only messages with one of these tags, and for which `where` returns True; it runs in the event loop.
+            tags, where: only messages with one of these tags, and for which `where` returns True, in the event loop.
             follow: go on with messages that are stored later, through later resizes and moves.
 
         Raises:
@@ -364,7 +363,7 @@ class Reader(Resident, Generic[V]):
             subject=self._subject,
         )
 
-    async def _look_at(self, partition: Partition) -> Looked:
+    async def _look_at(self, partition: Partition) -> LookedUp:
         """What is stored of a partition, which is looked at before times are looked up."""
         partition_id = int(partition.partition_id)
         broker = self._broker(partition)
@@ -377,7 +376,7 @@ class Reader(Resident, Generic[V]):
             return found_offset.offset
 
         start_at, stop_at = await at_time(self._start), await at_time(self._stop)
-        return Looked(partition, status.first_offset, status.next_offset, start_at, stop_at)
+        return LookedUp(partition, status.first_offset, status.next_offset, start_at, stop_at)
 
     def _finish_ended(self) -> None:
         """Finish the partitions of which nothing is left to read."""

@@ -64,6 +64,16 @@ class PublishGroupsError(RefusedError):
     """Their names, with commas."""
 
 
+class PublishCursorsError(RefusedError):
+    """A subject is to be replaced, and a consumer group of it has changed since its cursors were looked at; nothing was changed."""
+
+    code = 1325
+    summary = "a consumer group has changed since its cursors were looked at"
+    hint = "Look again where it is (Admin.describe_group), and publish with its new positions; leave the groups as they are meanwhile."
+    subject = Detail(str)
+    group = Detail(str)
+
+
 class PublishBehindError(RefusedError):
     """A subject is to be replaced, and has messages of which the hidden subject has no rows; nothing was changed."""
 

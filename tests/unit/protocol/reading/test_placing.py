@@ -44,12 +44,11 @@ def places(stored: dict[int, list[int]], at: int) -> dict[int, int]:
 
 @given(
     st.fixed_dictionaries(dict.fromkeys(LINEAGE, times)),
-    st.integers(0, 9),
-    st.integers(0, 9),
+    st.tuples(st.integers(0, 9), st.integers(0, 9)),
 )
-def test_ranges_of_times_meet_and_leave_no_gap_whatever_the_clocks(stored, one, other):
+def test_ranges_of_times_meet_and_leave_no_gap_whatever_the_clocks(stored, points):
     """Each partition's times rise; those of partitions that continue one another need not."""
-    early, late = sorted((one, other))
+    early, late = sorted(points)
     low, high = places(stored, early), places(stored, late)
     assert all(0 <= low[number] <= high[number] <= len(stored[number]) for number in LINEAGE)
     for number, parents in LINEAGE.items():
