@@ -25,6 +25,8 @@ class PublishTargetError(RefusedError):
     hint = "keylane subject list --hidden shows hidden subjects, each with the subject that it was made for."
     subject = Detail(str)
     target = Detail(str)
+    published_id = Detail(int)
+    """Of the subject that was published under this name before; not there: none was, or its id is not known."""
 
 
 class HiddenTakenError(RefusedError):

@@ -96,7 +96,8 @@ class HiddenSubject:
         """
         Make it, and continue the target behind it: what it is made of is sealed, and what is sent now lies behind both.
 
-        One without messages is made anew if the target's partitions have changed before the cut.
+        One without messages is made anew if the target's partitions have changed before the cut; another one that was made
+        under its name meanwhile stays.
 
         Returns:
             The hidden subject, and the ids of all partitions of the target that lie before the cut and have data.
@@ -110,9 +111,8 @@ class HiddenSubject:
             try:
                 view = await self.make(cut=True)
             except PublishOutdatedError:
-                if not left or any((await self.stored()).values()):
+                if not left or not await self._delete_empty():
                     raise
-                await self.delete()
         parents = {parent for each in view.route.partitions for parent in each.parents}
         first = min(each.partition_id for each in view.route.partitions)
         until = self._clock.boot_ms() + self._options.timeout_ms
@@ -131,6 +131,26 @@ class HiddenSubject:
                     f"partitions of {self._options.subject!r} are not sealed yet; `keylane operations` says why"
                 )
             await asyncio.sleep(POLL_S)
+
+    async def _delete_empty(self) -> bool:
+        """Delete the one that has the name, of which the messages are counted; False: it has some."""
+        try:
+            route = await self._trying(lambda: self._meta.route(self.name))
+            check_same(route, self._subject_id)
+            found = HiddenSubject(
+                self._network,
+                self._options,
+                self.name,
+                subject_id=route.subject_id,
+                clock=self._clock,
+                rng=self._rng,
+            )
+            if any((await found.stored()).values()):
+                return False
+            await found.delete()
+        except (SubjectUnknownError, SubjectDeletedError):
+            pass  # it is gone, and perhaps another one there
+        return True
 
     async def kept(self) -> dict[int, int]:
         """
