@@ -10,10 +10,13 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
+from ...protocol.access.capability import parts_of
+from ...protocol.access.rights import Rights, check_all_allowed
 from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock, SystemClock
 from ...protocol.control import DeleteSubject, PartitionStatus, SubjectView
 from ...protocol.errors import (
+    AccessOffError,
     CommitUnknownError,
     KeylaneError,
     NotSentError,
@@ -24,6 +27,7 @@ from ...protocol.errors import (
     SubjectDeletedError,
     SubjectUnknownError,
 )
+from ...protocol.http.access import CAPABILITY, AskCapability
 from ...protocol.operations import (
     ROUTE_FINAL,
     HideSubject,
@@ -82,8 +86,10 @@ class HiddenSubject:
             PublishOutdatedError: the target's partitions have changed since it was made, so they cannot be cut.
             HiddenTakenError: another job fills it.
             SubjectUnknownError: the target does not exist, and the options do not say to create it.
+            AccessDeniedError: the job has not all rights; names each that it will need.
             KeylaneError: what the metaserver answers, or that it does not answer.
         """
+        await self._check_rights()
         ask = HideSubject(
             hidden=self.name,
             partitions=self._options.partitions,
@@ -91,6 +97,21 @@ class HiddenSubject:
             filled_by=self._filled_by,
         )
         return await self._trying(lambda: self._meta.hide_subject(self._options.subject, ask))
+
+    async def _check_rights(self) -> None:
+        """Look at the rights that the whole job needs: else a grant that lacks is told when rows are made already."""
+        try:
+            shown = await self._trying(lambda: self._meta.access(CAPABILITY, AskCapability()))
+        except AccessOffError:
+            return
+        may, _, _ = parts_of(shown.bearer)
+        target = self._options.subject
+        wanted = (
+            (Rights.ADMINISTER, target),
+            (Rights.ADMINISTER, self.name),
+            (Rights.PRODUCE, target),
+        )
+        check_all_allowed(may.principal, may.grants, wanted)
 
     async def cut(self) -> tuple[SubjectView, frozenset[int]]:
         """
