@@ -158,7 +158,7 @@ class HiddenSubject:
         try:
             route = await self._trying(lambda: self._meta.route(self.name))
             check_same(route, self._subject_id)
-            found = HiddenSubject(
+            subject = HiddenSubject(
                 self._network,
                 self._options,
                 self.name,
@@ -166,9 +166,9 @@ class HiddenSubject:
                 clock=self._clock,
                 rng=self._rng,
             )
-            if any((await found.stored()).values()):
+            if any((await subject.stored()).values()):
                 return False
-            await found.delete()
+            await subject.delete()
         except (SubjectUnknownError, SubjectDeletedError):
             pass  # it is gone, and perhaps another one there
         return True
