@@ -151,6 +151,7 @@ __all__ = [
     "ProducerFencedError",
     "ProgramFailedError",
     "PublishBehindError",
+    "PublishCursorsError",
     "PublishGroupsError",
     "PublishOutdatedError",
     "PublishTargetError",

@@ -64,6 +64,7 @@ class PublicationCalls(ClusterCalls):
         starts: Mapping[str, Mapping[int, int]] | None = None,
         ends: Mapping[int, int] | None = None,
         subject_id: int = 0,
+        revisions: Mapping[str, str] | None = None,
         wait: bool = True,
     ) -> Publication:
         """
@@ -78,6 +79,8 @@ class PublicationCalls(ClusterCalls):
             ends: with `replace`, for each partition of `subject` before the cut the end of those messages that the hidden
                 subject has the rows of.  None: what is deleted is not looked at.
             subject_id: the id of the hidden subject: another one of its name is refused.  0: the one that has the name.
+            revisions: with `starts`, for each group `revision` of `describe_group`, as it was before its cursors were looked
+                at.  None: a reset since then is not noticed.
             wait: return when the route has changed, not at once.
 
         Raises:
@@ -85,6 +88,7 @@ class PublicationCalls(ClusterCalls):
             PublishOutdatedError: the partitions of `subject` have changed since the hidden subject was made.
             OperationRunningError: they are being changed.
             PublishGroupsError, GroupBusyError: a group of a subject that is replaced has no position, or live consumers.
+            PublishCursorsError: a group was reset, or had a consumer, since the look at its `revisions`; nothing is changed.
             PublishBehindError: a subject that is replaced has messages behind `ends`; nothing is changed.
         """
         check_name("subject", hidden)
@@ -93,7 +97,7 @@ class PublicationCalls(ClusterCalls):
         body = checked(
             PublishSubject,
             {"target": subject, "replace": replace, "starts": placed, "ends": known}
-            | {"subject_id": subject_id},
+            | {"subject_id": subject_id, "revisions": dict(revisions or {})},
         )
         answer = await self._meta.publish_subject(hidden, body)
         while wait and answer.state not in ROUTE_FINAL:

@@ -129,6 +129,8 @@ class GroupDescription(Struct, frozen=True, kw_only=True):
     """A reset with live consumers that is under way."""
     silent_ms: int | None = None
     """How long ago a metaserver found that no consumer is heard any more; None: not yet, not said, or one is heard."""
+    revision: str = ""
+    """Where no consumer lives, the cursors are these as long as it is the same; see `Admin.publish_subject`."""
 
 
 def by_range(partitions: Iterable[Partition]) -> list[Partition]:
@@ -223,6 +225,7 @@ def describe_group(view: GroupView, statuses: dict[int, PartitionStatus | str]) 
         settings=view.settings,
         reset=view.reset,
         silent_ms=view.silent_ms,
+        revision=view.revision,
     )
 
 

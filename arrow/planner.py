@@ -9,14 +9,15 @@ Invariants
     same rows, or fail with OffsetOutOfRangeError.
     A range that is asked for by number and is not there is refused, never cut to what is, unless the
     options allow data loss.
+    Bounds that are times are placed in order: no message of a key is passed over behind one that is read.
 
 Source: Kafka's batch reader binds its end late in each task; a retry can then see another end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 
 from ..protocol.errors import (
@@ -26,10 +27,11 @@ from ..protocol.errors import (
     PartitionUnknownError,
 )
 from ..protocol.reading.bounds import BoundsOf, PartitionBounds
+from ..protocol.reading.placing import OwnPlace, place_in_order
 from ..protocol.routing import Partition, PartitionState, Route, logical_partition
 from .loss import loss_error
 from .schema import PARTITION_MAX
-from .selection import CursorOf, Edge, Point, ReadOptions, StoredAt
+from .selection import CursorOf, Edge, Point, ReadBound, ReadOptions, StoredAt
 
 _WITH_DATA = frozenset({PartitionState.OPEN, PartitionState.SEALED})
 
@@ -75,6 +77,8 @@ class SelectedPartition:
     partition: Partition
     epoch: int
     lineage: int
+    continues: frozenset[int] = frozenset()
+    """Of the selected ones those that it continues, at once or through others that the route knows."""
 
 
 def depths(route: Route) -> dict[int, int]:
@@ -140,15 +144,32 @@ def select_partitions(routes: Sequence[Route], options: ReadOptions) -> list[Sel
         if partition.state in _WITH_DATA
     ]
     holders = {str(route.subject): _holders(route, options) for route in routes}
-    wanted = [
-        each
+    wanted = {
+        int(each.partition.partition_id): each
         for each in stored
         if (options.partitions is None or each.partition.partition_id in options.partitions)
         and each.partition.partition_id in holders[each.subject]
-    ]
-    for each in wanted:
+    }
+    for each in wanted.values():
         _check_readable(each.partition)
-    return wanted
+    continued = {
+        number: parents
+        for route in routes
+        for number, parents in _continued(route, wanted.keys()).items()
+    }
+    return [replace(each, continues=continued[number]) for number, each in wanted.items()]
+
+
+def _continued(route: Route, chosen: Collection[int]) -> dict[int, frozenset[int]]:
+    """Partition id → the chosen partitions that it continues, at once or through others."""
+    continued: dict[int, frozenset[int]] = {}
+    for each in sorted(route.partitions, key=lambda each: each.partition_id):  # parents come first
+        above = [
+            {parent} if parent in chosen else continued.get(parent, frozenset())
+            for parent in map(int, each.parents)
+        ]
+        continued[int(each.partition_id)] = frozenset().union(*above)
+    return continued
 
 
 def check_named(routes: Sequence[Route], options: ReadOptions) -> None:
@@ -227,21 +248,50 @@ def plan_ranges(
         DataLossError: retention has removed rows of the range.
         OffsetOutOfRangeError: an offset of the options is not in its partition, or start is after end.
     """
-    return [_range_of(each, answers.get(each.partition.partition_id), options) for each in selected]
+    bounds: dict[int, PartitionBounds] = {}
+    starts, ends = {}, {}
+    for each in selected:
+        number = int(each.partition.partition_id)
+        answer = answers.get(number)
+        if answer is None:
+            raise PartitionUnknownError(
+                partition_id=number, broker_group=each.partition.broker_group
+            )
+        bounds[number] = answer
+        # The answer has the times and the groups of the start first, then those of the end.
+        offsets_at, cursors = list(answer.offsets_at), list(answer.cursors)
+        starts[number] = _offset("start", options.start.at(number), answer, offsets_at, cursors)
+        ends[number] = _offset("end", options.end.at(number), answer, offsets_at, cursors)
+    _place_times(options.start, starts, bounds, selected)
+    _place_times(options.end, ends, bounds, selected)
+    return [
+        _range_of(each, bounds[number], starts[number], ends[number], options)
+        for each in selected
+        for number in [int(each.partition.partition_id)]
+    ]
+
+
+def _place_times(
+    bound: ReadBound,
+    places: dict[int, int],
+    bounds: Mapping[int, PartitionBounds],
+    selected: Sequence[SelectedPartition],
+) -> None:
+    """Place those points of a bound in order that are times."""
+    own = {
+        number: OwnPlace(bounds[number].first_offset, bounds[number].next_offset, place)
+        for number, place in places.items()
+        if isinstance(bound.at(number), StoredAt)
+    }
+    if own:
+        parents = {int(each.partition.partition_id): each.continues for each in selected}
+        places.update(place_in_order(own, parents))
 
 
 def _range_of(
-    each: SelectedPartition, answer: PartitionBounds | None, options: ReadOptions
+    each: SelectedPartition, answer: PartitionBounds, start: int, end: int, options: ReadOptions
 ) -> PlannedRange:
     partition = each.partition
-    if answer is None:
-        raise PartitionUnknownError(
-            partition_id=partition.partition_id, broker_group=partition.broker_group
-        )
-    # The answer has the times and the groups of the start first, then those of the end.
-    offsets_at, cursors = list(answer.offsets_at), list(answer.cursors)
-    start = _offset("start", options.start.at(partition.partition_id), answer, offsets_at, cursors)
-    end = _offset("end", options.end.at(partition.partition_id), answer, offsets_at, cursors)
     first = answer.first_offset
     if not options.fail_on_data_loss:
         start, end = max(start, first), max(end, first)

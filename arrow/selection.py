@@ -25,7 +25,11 @@ class Edge(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoredAt:
-    """The first offset that the broker stored at or after a time; LATEST if there is none."""
+    """
+    The first offset that the broker stored at or after a time; LATEST if there is none.
+
+    EARLIEST where a partition that is read and continued by this one has such messages: they come before all of its own.
+    """
 
     at_ms: int
     """Milliseconds since 1970."""

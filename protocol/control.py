@@ -349,6 +349,8 @@ class GroupView(Struct, frozen=True, kw_only=True):
     settings: GroupSettings | None = None
     reset: PendingReset | None = None
     silent_ms: int | None = None
+    revision: str = ""
+    """Another one after each grant, reset and change of its members; while none lives and none sets it, cursors stay.  "": not said."""
 
 
 class DeleteGroup(Struct, frozen=True, kw_only=True):

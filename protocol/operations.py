@@ -198,6 +198,7 @@ class SubjectHistory(Struct, frozen=True, kw_only=True):
 
 # ── hidden subjects, and their publication ────────────────────────────────────────────────────────────
 FILLED_BY_CHARS_MAX = 200
+REVISION_CHARS_MAX = 100
 ENDS_MAX = 65_536
 """The most partitions of a replaced subject whose ends are compared."""
 
@@ -251,6 +252,14 @@ class PublishSubject(Struct, frozen=True, kw_only=True):
     """
     subject_id: Annotated[int, Meta(ge=0, le=MAX_I64)] = 0
     """Of the hidden subject: another one of its name is not published.  0: the one that has the name."""
+    revisions: Annotated[
+        dict[
+            Annotated[str, Meta(max_length=NAME_CHARS_MAX)],
+            Annotated[str, Meta(max_length=REVISION_CHARS_MAX)],
+        ],
+        Meta(max_length=GROUPS_PER_SUBJECT_MAX),
+    ] = {}
+    """With `starts`: consumer group → `GroupView.revision` before its cursors were looked at; one that differs now is refused."""
 
 
 class Publication(Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 from ...protocol.errors import InvalidRequestError, OffsetOutOfRangeError
 from ...protocol.ids import check_offset
 from ...protocol.reading.instants import instant_ms
+from ...protocol.reading.placing import OwnPlace, place_in_order
+from ...protocol.routing import Partition
 
 Start = str | int | datetime | timedelta | Mapping[int, int] | Mapping[str, int]
 """
@@ -141,6 +143,51 @@ def end_of_read(bound: Bound, partition_id: int, *, first: int, end: int, at_tim
         return end if at_time is None else at_time
     offset = bound.offsets.get(partition_id)
     return end if offset is None else _checked(offset, partition_id, first, end)
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """What is stored of a partition, the offsets `[first, end)`, and the bounds that are times in it; None: no such message."""
+
+    partition: Partition
+    first: int
+    end: int
+    start_at: int | None
+    stop_at: int | None
+
+
+def ranges_to_read(
+    start: Bound, stop: Bound, looked: Sequence[LookedUp], parents: Mapping[int, Collection[int]]
+) -> list[tuple[int, int]]:
+    """
+    The offsets `[begin, end)` to read of each partition; bounds that are times are placed in order.
+
+    Args:
+        parents: of every partition that may have what is wanted, by id.
+
+    Raises:
+        OffsetOutOfRangeError: the program named an offset that is not stored.
+    """
+    begins, ends = {}, {}
+    for each in looked:
+        number, first, end = int(each.partition.partition_id), each.first, each.end
+        begins[number] = OwnPlace(
+            first, end, first_to_read(start, number, first=first, end=end, at_time=each.start_at)
+        )
+        ends[number] = OwnPlace(
+            first, end, end_of_read(stop, number, first=first, end=end, at_time=each.stop_at)
+        )
+    placed = zip(_placed(start, begins, parents), _placed(stop, ends, parents), strict=True)
+    return list(placed)
+
+
+def _placed(
+    bound: Bound, own: Mapping[int, OwnPlace], parents: Mapping[int, Collection[int]]
+) -> list[int]:
+    if bound.kind is not BoundKind.TIME:
+        return [place.at for place in own.values()]
+    places = place_in_order(own, parents)
+    return [places[number] for number in own]
 
 
 def _checked(offset: int, partition_id: int, first: int, end: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from ...protocol.errors import SubjectDeletedError
 from ...protocol.operations import PartitionHistory
@@ -106,6 +106,11 @@ class LineageOrder:
     def lacks_children(self) -> bool:
         """True if a partition was read to its end, and the partitions that continue it are not known."""
         return bool(self._waits_for_children) and self._partition is None
+
+    @property
+    def parents(self) -> Mapping[int, Collection[int]]:
+        """Partition id → the partitions that it continues; of every wanted partition that is known."""
+        return self._parents
 
     @property
     def left(self) -> frozenset[int]:

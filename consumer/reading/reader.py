@@ -45,10 +45,10 @@ from .arguments import check_arguments
 from .bounds import (  # fmt: skip
     Bound,
     BoundKind,
+    LookedUp,
     Start,
     Stop,
-    end_of_read,
-    first_to_read,
+    ranges_to_read,
     start_bound,
     stop_bound,
 )
@@ -127,14 +127,14 @@ class Reader(Resident, Generic[V]):
             subject: an existing subject, static or not.
             start: "earliest", "latest", a datetime with a time zone, how long ago (a negative timedelta, or a text such as
                 "-1h"), an offset of `partition`, or a mapping from partition id to offset, as `positions` has it.  An
-                instant means the first message stored at or after it, by the brokers' calendars.
+                instant means the first message stored at or after it, by its broker's calendar, and all that continues it.
             stop: as `start`: the first message that is not read any more.  None: what is stored when the reader is
                 opened; with `follow`, none.
             key: only messages of this key; only partitions are asked whose range has, or had, its logical partition.
                 Of a best_tried subject that is not static every partition is asked.  Messages that a producer placed
                 itself (`queue=`, `partitioner=`) may lie elsewhere: find these with `where`.
             partition: only the partition with this id.
-            tags, where: only messages with one of these tags, and for which `where` returns True; it runs in the event loop.
+            tags, where: only messages with one of these tags, and for which `where` returns True, in the event loop.
             follow: go on with messages that are stored later, through later resizes and moves.
 
         Raises:
@@ -319,7 +319,7 @@ class Reader(Resident, Generic[V]):
         self._learn(history)
         wanted = [past.partition for past in history if past.partition.partition_id in self._lineage.left]  # fmt: skip
         try:
-            return await asyncio.gather(*(self._place(partition) for partition in wanted))
+            looked = await asyncio.gather(*map(self._look_at, wanted))
         except PartitionUnknownError as error:
             if error.partition_id is None:
                 raise
@@ -327,6 +327,11 @@ class Reader(Resident, Generic[V]):
             if any(past.partition.partition_id == error.partition_id and not past.is_gone for past in history):  # fmt: skip
                 raise
             return error
+        ranges = ranges_to_read(self._start, self._stop, looked, self._lineage.parents)
+        return [
+            _Place(each.partition, begin, None if self._follow else end)
+            for each, (begin, end) in zip(looked, ranges, strict=True)
+        ]
 
     def _learn(self, history: list[PartitionHistory]) -> None:
         """
@@ -358,12 +363,11 @@ class Reader(Resident, Generic[V]):
             subject=self._subject,
         )
 
-    async def _place(self, partition: Partition) -> _Place:
-        """Where to begin and to end in a partition, which is looked at before times are looked up."""
+    async def _look_at(self, partition: Partition) -> LookedUp:
+        """What is stored of a partition, which is looked at before times are looked up."""
         partition_id = int(partition.partition_id)
         broker = self._broker(partition)
         status = await broker.partition(partition_id)
-        low, high = status.first_offset, status.next_offset
 
         async def at_time(bound: Bound) -> int | None:
             if bound.kind is not BoundKind.TIME:
@@ -371,15 +375,8 @@ class Reader(Resident, Generic[V]):
             found_offset = await broker.offset_at(partition_id, bound.at_ms, TimeBound.LOWER)
             return found_offset.offset
 
-        begin = first_to_read(
-            self._start, partition_id, first=low, end=high, at_time=await at_time(self._start)
-        )
-        if self._follow:
-            return _Place(partition, begin, None)
-        end = end_of_read(
-            self._stop, partition_id, first=low, end=high, at_time=await at_time(self._stop)
-        )
-        return _Place(partition, begin, end)
+        start_at, stop_at = await at_time(self._start), await at_time(self._stop)
+        return LookedUp(partition, status.first_offset, status.next_offset, start_at, stop_at)
 
     def _finish_ended(self) -> None:
         """Finish the partitions of which nothing is left to read."""

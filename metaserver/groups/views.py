@@ -18,6 +18,7 @@ from ...protocol.routing import ConsumeStrategy
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import PLANNED, SERVED, open_subject_row
 from ..sql.dialect import SqliteMoment, begin_snapshot, now_ms, sqlite_moment
+from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import (
     groups,
     leases,
@@ -228,7 +229,25 @@ def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> Gr
         settings=read_stored(connection, group_id, subject=subject, group=group),
         reset=_pending_reset(connection, group_id),
         silent_ms=None if live else _silent_ms(connection, group_id),
+        revision=_revision(connection, group_id, busy=bool(live)),
     )
+
+
+_counted = sa.select(groups.c.version, groups.c.last_token).where(
+    groups.c.group_id == sa.bindparam("of_group")
+)
+
+
+def _revision(connection: Connection, group_id: int, *, busy: bool) -> str:
+    """That of a group which stands still, or one of its own while it has consumers or is being set."""
+    row = connection.execute(_counted, {"of_group": group_id}).one()
+    busy = busy or duty_left_ms(connection, reset_duty(group_id)) > 0
+    return revision_of(group_id, row.version, row.last_token) + ("+" if busy else "")
+
+
+def revision_of(group_id: int, version: int, last_token: int) -> str:
+    """The revision of a group without live consumers whose progress is not being set."""
+    return f"{group_id}.{version}.{last_token}"
 
 
 _silence = sa.select(now_ms() - groups.c.idle_since).where(

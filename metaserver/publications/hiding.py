@@ -81,13 +81,14 @@ def plan_hidden(
 
 
 def _check_unpublished(connection: Connection, hidden: str, target: str) -> None:
-    published = sa.select(publications.c.target).where(publications.c.hidden == hidden)
-    there = connection.execute(published).scalar_one_or_none()
+    published = sa.select(publications.c.target, publications.c.subject_id)
+    there = connection.execute(published.where(publications.c.hidden == hidden)).one_or_none()
     if there is not None:
         raise PublishTargetError(
-            f"{hidden!r} was published in {there!r} before; choose another name",
+            f"{hidden!r} was published in {there.target!r} before; choose another name",
             subject=hidden,
             target=target,
+            published_id=there.subject_id or None,
         )
 
 

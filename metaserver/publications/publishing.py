@@ -24,6 +24,7 @@ from sqlalchemy.engine import Connection
 from ...protocol.errors import (
     GroupBusyError,
     InvalidRequestError,
+    PublishCursorsError,
     PublishGroupsError,
     PublishTargetError,
     SubjectDeletedError,
@@ -38,6 +39,7 @@ from ..cluster.removals import being_deleted
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import check_open, find_subject
 from ..groups.sessions import sweep_sessions
+from ..groups.views import revision_of
 from ..sql.dialect import now_ms
 from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import (
@@ -69,6 +71,7 @@ def begin_publication(
         PublishOutdatedError: the target's partitions have changed, or there is a target now, or none any more.
         OperationRunningError: the target's partitions are being changed.
         PublishGroupsError, GroupBusyError: the target is to be replaced, and a group has no position or live consumers.
+        PublishCursorsError: as these, and a group has changed since its cursors were looked at.
         PublishBehindError: the target is to be replaced, and has messages that the hidden subject lacks.
     """
     check_name("subject", ask.target)
@@ -252,6 +255,7 @@ def _place_groups(
     Raises:
         InvalidRequestError: a position is of another partition.
         PublishGroupsError: a group has no position.
+        PublishCursorsError: a group has changed since its cursors were looked at.
         GroupBusyError: a group has live consumers, or its progress is being set.
     """
     mine = sa.and_(groups.c.subject_id == target.subject_id, sa.not_(groups.c.deleting))
@@ -267,6 +271,13 @@ def _place_groups(
         )
     for group in known:
         _check_quiet(connection, group.group_id, group.name)
+        looked_at = ask.revisions.get(group.name)
+        if looked_at and looked_at != revision_of(group.group_id, group.version, group.last_token):
+            raise PublishCursorsError(
+                f"consumer group {group.name!r} was reset, or had a consumer, since its cursors were looked at",
+                subject=target.name,
+                group=group.name,
+            )
         cursors = ask.starts[group.name]
         if set(cursors) != set(children):
             raise InvalidRequestError(

@@ -26,6 +26,7 @@ from ...protocol.queues import (
     queue_max,
     queue_min,
 )
+from ...protocol.reading.placing import OwnPlace, place_in_order
 from ...protocol.routing import Partition, PartitionState
 
 
@@ -114,15 +115,13 @@ def new_cursors(
         )
     by_queue = static and ask.to is not ResetTo.CURSORS
     wanted = _of_queues(ask, parts, begun) if by_queue else _of_partitions(ask, parts, begun)
-    cursors: dict[int, int] = {}
-    unfinished: set[int] = set()
-    for part in sorted(parts, key=lambda part: part.partition.partition_id):  # parents come first
-        partition_id = part.partition.partition_id
-        waits = not unfinished.isdisjoint(part.partition.parents)
-        cursors[partition_id] = part.first_offset if waits else wanted[partition_id]
-        if waits or cursors[partition_id] < part.next_offset:
-            unfinished.add(partition_id)
-    return cursors
+    each = {int(part.partition.partition_id): part for part in parts}
+    own = {
+        number: OwnPlace(part.first_offset, part.next_offset, wanted[number])
+        for number, part in each.items()
+    }
+    parents = {number: part.partition.parents for number, part in each.items()}
+    return place_in_order(own, parents)
 
 
 def _of_queues(ask: ResetGroup, parts: Sequence[PartitionOffsets], begun: bool) -> dict[int, int]:

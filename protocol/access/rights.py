@@ -19,7 +19,7 @@ Source: prefixed ACLs of Kafka (KIP-290), without its rules that deny.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from msgspec import Struct
@@ -162,3 +162,23 @@ def check_allowed(
         subject=subject,
         group=group,
     )
+
+
+def check_all_allowed(
+    principal: str, grants: Collection[AccessGrant], wanted: Iterable[tuple[Rights, str]]
+) -> None:
+    """
+    Check rights on whole subjects: pairs of right and subject.
+
+    Raises:
+        AccessDeniedError: says of each that lacks what to ask for; its details are those of the first.
+    """
+    refused: list[AccessDeniedError] = []
+    for right, subject in wanted:
+        try:
+            check_allowed(principal, grants, right, subject)
+        except AccessDeniedError as error:
+            refused.append(error)
+    if refused:
+        text = "; ".join(error.message for error in refused)
+        raise AccessDeniedError(text, **refused[0].details)

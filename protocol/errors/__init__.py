@@ -58,7 +58,7 @@
     │   ├── ParkedMessageUnknownError, ParkedKeyAmbiguousError, EditsFullError, ParkedRedrivenError    edits of them
     │   ├── ManifestError, JobChangedError, CutOverError, CompareError   a folder of reprocessed messages
     │   ├── SubjectHiddenError, PublishTargetError, PublishOutdatedError, PublishGroupsError,
-    │   ├── PublishBehindError, HiddenTakenError           hidden subjects
+    │   ├── PublishBehindError, PublishCursorsError, HiddenTakenError    hidden subjects
     │   ├── RowsDifferError, RowsRemovedError, RowOrderError, RowsInvalidError, CommitUnknownError    writes of Spark
     │   ├── StaticSubjectError, SubjectNotStaticError, QueueUnknownError, GroupBusyError
     │   ├── QueueFullError, CodecError                     raised by the client

@@ -25,6 +25,8 @@ class PublishTargetError(RefusedError):
     hint = "keylane subject list --hidden shows hidden subjects, each with the subject that it was made for."
     subject = Detail(str)
     target = Detail(str)
+    published_id = Detail(int)
+    """Of the subject that was published under this name before; not there: none was, or its id is not known."""
 
 
 class HiddenTakenError(RefusedError):
@@ -62,6 +64,16 @@ class PublishGroupsError(RefusedError):
     subject = Detail(str)
     groups = Detail(str)
     """Their names, with commas."""
+
+
+class PublishCursorsError(RefusedError):
+    """A subject is to be replaced, and a consumer group of it has changed since its cursors were looked at; nothing was changed."""
+
+    code = 1325
+    summary = "a consumer group has changed since its cursors were looked at"
+    hint = "Look again where it is (Admin.describe_group), and publish with its new positions; leave the groups as they are meanwhile."
+    subject = Detail(str)
+    group = Detail(str)
 
 
 class PublishBehindError(RefusedError):

@@ -146,8 +146,9 @@ class JobTarget:
             return True
         try:
             self._call(output, lambda subject: subject.make())
-        except PublishTargetError:
-            return True  # nothing but this job has a hidden subject of its name
+        except PublishTargetError as error:
+            known = output.subject_id and error.published_id
+            return not known or error.published_id == output.subject_id
         return False
 
     def _has_rows(self, done: Manifest) -> bool:

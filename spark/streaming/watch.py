@@ -22,6 +22,7 @@ from ...protocol.errors import (
     UnreachableError,
 )
 from ...protocol.limits import READ_GIVE_UP_MS
+from ...protocol.reading.placing import OwnPlace, place_in_order
 from ...protocol.routing import Partition, PartitionState, Route, logical_partition
 from ...rpc.client import CALL_TIMEOUT_MS, BrokerClient, MetaClient
 from ...rpc.connections import Connections, clean_up
@@ -126,7 +127,7 @@ class Watch:
             await asyncio.sleep(self._pauses.next_ms() / 1000)
 
     async def places(self, view: View, bound: ReadBound) -> dict[int, int]:
-        """The offset that a bound means in each partition of a view whose data is not gone."""
+        """The offset that a bound means in each partition of a view whose data is not gone; times are placed in order."""
         lineage = view.lineage
         # The options may leave out partitions that a backfill has.
         known = self._every if bound.manifest else lineage.branches.keys()
@@ -138,7 +139,13 @@ class Watch:
         offsets = await self.patiently(
             lambda: _all(self._place(view, number, bound.at(number)) for number in numbers)
         )
-        return dict(zip(numbers, offsets, strict=True))
+        places = dict(zip(numbers, offsets, strict=True))
+        own = {
+            number: OwnPlace(stored.first, stored.end, places[number])
+            for number, stored in view.stored.items()
+            if number in places and isinstance(bound.at(number), StoredAt)
+        }
+        return places | place_in_order(own, lineage.parents)
 
     def progress_of(self, group: str) -> GroupProgress:
         """The cursors of a group that follow this stream; call it when it is open."""

@@ -10,10 +10,13 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
+from ...protocol.access.capability import parts_of
+from ...protocol.access.rights import Rights, check_all_allowed
 from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock, SystemClock
 from ...protocol.control import DeleteSubject, PartitionStatus, SubjectView
 from ...protocol.errors import (
+    AccessOffError,
     CommitUnknownError,
     KeylaneError,
     NotSentError,
@@ -24,6 +27,7 @@ from ...protocol.errors import (
     SubjectDeletedError,
     SubjectUnknownError,
 )
+from ...protocol.http.access import CAPABILITY, AskCapability
 from ...protocol.operations import (
     ROUTE_FINAL,
     HideSubject,
@@ -82,8 +86,10 @@ class HiddenSubject:
             PublishOutdatedError: the target's partitions have changed since it was made, so they cannot be cut.
             HiddenTakenError: another job fills it.
             SubjectUnknownError: the target does not exist, and the options do not say to create it.
+            AccessDeniedError: the job has not all rights; names each that it will need.
             KeylaneError: what the metaserver answers, or that it does not answer.
         """
+        await self._check_rights()
         ask = HideSubject(
             hidden=self.name,
             partitions=self._options.partitions,
@@ -92,11 +98,27 @@ class HiddenSubject:
         )
         return await self._trying(lambda: self._meta.hide_subject(self._options.subject, ask))
 
+    async def _check_rights(self) -> None:
+        """Look at the rights that the whole job needs: else a grant that lacks is told when rows are made already."""
+        try:
+            shown = await self._trying(lambda: self._meta.access(CAPABILITY, AskCapability()))
+        except AccessOffError:
+            return
+        may, _, _ = parts_of(shown.bearer)
+        target = self._options.subject
+        wanted = (
+            (Rights.ADMINISTER, target),
+            (Rights.ADMINISTER, self.name),
+            (Rights.PRODUCE, target),
+        )
+        check_all_allowed(may.principal, may.grants, wanted)
+
     async def cut(self) -> tuple[SubjectView, frozenset[int]]:
         """
         Make it, and continue the target behind it: what it is made of is sealed, and what is sent now lies behind both.
 
-        One without messages is made anew if the target's partitions have changed before the cut.
+        One without messages is made anew if the target's partitions have changed before the cut; another one that was made
+        under its name meanwhile stays.
 
         Returns:
             The hidden subject, and the ids of all partitions of the target that lie before the cut and have data.
@@ -110,9 +132,8 @@ class HiddenSubject:
             try:
                 view = await self.make(cut=True)
             except PublishOutdatedError:
-                if not left or any((await self.stored()).values()):
+                if not left or not await self._delete_empty():
                     raise
-                await self.delete()
         parents = {parent for each in view.route.partitions for parent in each.parents}
         first = min(each.partition_id for each in view.route.partitions)
         until = self._clock.boot_ms() + self._options.timeout_ms
@@ -131,6 +152,26 @@ class HiddenSubject:
                     f"partitions of {self._options.subject!r} are not sealed yet; `keylane operations` says why"
                 )
             await asyncio.sleep(POLL_S)
+
+    async def _delete_empty(self) -> bool:
+        """Delete the one that has the name, of which the messages are counted; False: it has some."""
+        try:
+            route = await self._trying(lambda: self._meta.route(self.name))
+            check_same(route, self._subject_id)
+            subject = HiddenSubject(
+                self._network,
+                self._options,
+                self.name,
+                subject_id=route.subject_id,
+                clock=self._clock,
+                rng=self._rng,
+            )
+            if any((await subject.stored()).values()):
+                return False
+            await subject.delete()
+        except (SubjectUnknownError, SubjectDeletedError):
+            pass  # it is gone, and perhaps another one there
+        return True
 
     async def kept(self) -> dict[int, int]:
         """

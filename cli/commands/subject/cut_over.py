@@ -1,25 +1,27 @@
 """Where the consumer groups of a subject go on in the rows of a job that take its messages' place.
 
 Producers go on: the job has sealed what its rows are made of, and what is sent lies behind both.  The groups stand still from
-this look to the publication, which is refused while one has live consumers.  The rows may take minutes to read: where a group
-was reset, or had a consumer, meanwhile, they are read again.
+this look to the publication, which is refused while one has live consumers, or where it was reset or had one since.  The rows
+may take minutes to read: where a group was reset, or had a consumer, meanwhile, they are read again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ....protocol.errors import (
     CutOverError,
     ManifestError,
     NotSentError,
+    PublishCursorsError,
     SubjectUnknownError,
 )
 
 if TYPE_CHECKING:
     from ....admin import Admin
+    from ....protocol.operations import Publication
     from ....protocol.reprocess.manifest import Manifest
     from ....spark.reprocess.carrying import SourceOffsets
 
@@ -36,8 +38,44 @@ class CutOver:
     """Consumer group → partition of the hidden subject → first offset that it has not handled; None: it is published."""
     ends: dict[int, int]
     """Partition of the subject → where the messages end that the rows were made of."""
+    revisions: dict[str, str] = field(default_factory=dict)
+    """Consumer group → its revision before the last look at its cursors."""
     subject_id: int = 0
     """Of the hidden subject that the job has filled; 0: an earlier version's job did not note it."""
+
+
+async def cut_over(
+    admin: Admin, meta: str, hidden: str, subject: str, folder: str, *, wait: bool
+) -> tuple[dict[str, dict[int, int]] | None, Publication]:
+    """
+    Put rows in the place of messages; where a group has changed since the last look, look again.
+
+    Returns:
+        Where the groups go on, as `CutOver.starts`, and what became of the publication.
+
+    Raises:
+        What `plan_cut_over` and `Admin.publish_subject` raise; PublishCursorsError: groups change all the while.
+    """
+    left = LOOKS_MAX
+    while True:
+        planned = await plan_cut_over(admin, meta, hidden, subject, folder)
+        left -= 1
+        try:
+            answer = await admin.publish_subject(
+                hidden,
+                subject,
+                replace=True,
+                starts=planned.starts,
+                ends=planned.ends,
+                subject_id=planned.subject_id,
+                revisions=planned.revisions,
+                wait=wait,
+            )
+        except PublishCursorsError:
+            if not left:
+                raise
+        else:
+            return planned.starts, answer
 
 
 async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, folder: str) -> CutOver:
@@ -72,16 +110,19 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
     stored = await _stored(admin, subject, before=min(ends))
     covered |= {each.partition_id: each.end for each in stored if each.first >= each.end}
     for _ in range(LOOKS_MAX):
-        cursors = await _cursors(admin, subject, before=min(ends))
+        cursors, _ = await _cursors(admin, subject, before=min(ends))
         check_covers(manifest, stored, cursors)
 
         def scan(now: dict[str, dict[int, int]] = cursors) -> dict[str, dict[int, int]]:
             rows = read(meta, hidden, columns=("partition", "offset", "properties"))
             return positions(now, rows, ends)
 
-        starts = await asyncio.to_thread(scan) if cursors else {}
-        if not cursors or await _cursors(admin, subject, before=min(ends)) == cursors:
-            return CutOver(starts=starts, ends=covered, subject_id=subject_id)
+        if not cursors:
+            return CutOver(starts={}, ends=covered, subject_id=subject_id)
+        starts = await asyncio.to_thread(scan)
+        now, revisions = await _cursors(admin, subject, before=min(ends))
+        if now == cursors:
+            return CutOver(starts=starts, ends=covered, revisions=revisions, subject_id=subject_id)
     raise CutOverError(
         f"consumer groups of {subject} were reset, or handled messages, while the rows were read: leave them as they are "
         "until the rows are published"
@@ -142,9 +183,18 @@ def _check_subjects(manifest: Manifest, hidden: str, subject: str, folder: str) 
         )
 
 
-async def _cursors(admin: Admin, subject: str, *, before: int) -> dict[str, dict[int, int]]:
-    """Consumer group → partition before the cut → cursor.  Raises NotSentError, CutOverError: messages are set aside."""
+async def _cursors(
+    admin: Admin, subject: str, *, before: int
+) -> tuple[dict[str, dict[int, int]], dict[str, str]]:
+    """
+    Consumer group → partition before the cut → cursor, and group → its revision before this look.
+
+    Raises:
+        NotSentError: a broker does not answer.
+        CutOverError: messages are set aside.
+    """
     cursors: dict[str, dict[int, int]] = {}
+    revisions: dict[str, str] = {}
     for group in await admin.list_groups(subject):
         described = await admin.describe_group(subject, group.group)
         mine = [each for each in described.partitions if each.partition_id < before]
@@ -158,4 +208,5 @@ async def _cursors(admin: Admin, subject: str, *, before: int) -> dict[str, dict
                     partition_id=each.partition_id,
                 )
         cursors[group.group] = {each.partition_id: each.offset or 0 for each in mine}
-    return cursors
+        revisions[group.group] = described.revision
+    return cursors, revisions

@@ -23,22 +23,13 @@ async def publish_subject(
     if groups_from and not replace:
         raise ConfigError("--groups-from goes with --replace")
     async with open_admin(meta) as admin:
-        starts = ends = None
-        subject_id = 0
+        starts = None
         if groups_from:
-            from .cut_over import plan_cut_over
+            from .cut_over import cut_over
 
-            planned = await plan_cut_over(admin, meta, hidden, subject, groups_from)
-            starts, ends, subject_id = planned.starts, planned.ends, planned.subject_id
-        answer = await admin.publish_subject(
-            hidden,
-            subject,
-            replace=replace,
-            starts=starts,
-            ends=ends,
-            subject_id=subject_id,
-            wait=wait,
-        )
+            starts, answer = await cut_over(admin, meta, hidden, subject, groups_from, wait=wait)
+        else:
+            answer = await admin.publish_subject(hidden, subject, replace=replace, wait=wait)
     if output is OutputFormat.JSON:
         show_json(answer)
     elif answer.state is OperationState.DONE:

@@ -11,10 +11,10 @@ import pytest
 
 import keylane.arrow
 from keylane import Admin, Consumer, Message, Producer
-from keylane.cli.commands.subject.cut_over import plan_cut_over
+from keylane.cli.commands.subject.cut_over import cut_over, plan_cut_over
 from keylane.protocol.errors import JobFailedError, PublishBehindError, PublishTargetError
 from keylane.protocol.ids import Subject
-from keylane.protocol.operations import OperationKind, Reshape
+from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.spark.options import parse_options
 from keylane.spark.reprocess import carrying
 from keylane.spark.reprocess import run as runs
@@ -164,6 +164,32 @@ async def test_group_that_is_reset_while_rows_are_read_goes_on_where_it_was_set(
         )
     assert not resets
     values = [message.value for message in await handled(file_cluster, "again", 20, "back")]
+    assert sorted(values) == sorted(b"%d" % number for number in range(20))
+
+
+async def test_group_that_is_reset_after_the_last_look_goes_on_where_it_was_set(
+    file_cluster: Cluster, tmp_path
+):
+    """Until now the publication placed it where it had been: behind messages that it is to handle again."""
+    await file_cluster.create("late", partitions=2)
+    await send(file_cluster, range(20), "late")
+    await handled(file_cluster, "again", 20, "late")
+    folder = str(tmp_path / "1")
+    await asyncio.to_thread(backfill, file_cluster, folder, "late.new", same, "late")
+    tries = []
+    async with Admin(file_cluster.meta) as admin:
+        publish_now = admin.publish_subject
+
+        async def reset_first(*given, **more):
+            tries.append(more["starts"])
+            if len(tries) == 1:
+                await admin.reset_group("late", "again", "earliest")
+            return await publish_now(*given, **more)
+
+        admin.publish_subject = reset_first  # type: ignore[method-assign]
+        _, done = await cut_over(admin, file_cluster.meta, "late.new", "late", folder, wait=True)
+    assert (done.state, len(tries)) == (OperationState.DONE, 2)
+    values = [message.value for message in await handled(file_cluster, "again", 20, "late")]
     assert sorted(values) == sorted(b"%d" % number for number in range(20))
 
 

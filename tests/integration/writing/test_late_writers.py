@@ -9,8 +9,16 @@ import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 import keylane.arrow
+from keylane import Producer
 from keylane.errors import HiddenTakenError
+from keylane.protocol.control import DeleteSubject
+from keylane.protocol.ids import Subject
+from keylane.protocol.operations import OperationKind, Reshape
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
 from keylane.spark.writing.batch_writer import KeylaneBatchWriter
+from keylane.spark.writing.hidden import HiddenSubject
+from keylane.spark.writing.job import WriteOptions
 from support.cluster import Cluster, delete_subject
 
 SCHEMA = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
@@ -69,3 +77,34 @@ def test_second_writer_of_a_hidden_subject_is_refused_and_the_first_publishes_it
     later = writer(file_cluster, "twice")
     later.commit([later.write(rows(b"later"))])
     assert len(values_of(file_cluster, "twice.new")) == 100
+
+
+async def test_cut_deletes_no_subject_that_another_job_has_made_under_its_name(
+    file_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    """The empty one that it found is deleted by hand, and another job fills a new one, before it deletes."""
+    await file_cluster.create("cut", partitions=2)
+    options = WriteOptions(meta=(file_cluster.meta,), subject=Subject("cut"), timeout_ms=5_000)
+    delete_now, made = MetaClient.delete_subject, []
+
+    async def delete_late(client: MetaClient, subject: str, ask: DeleteSubject):
+        if not made:
+            made.append(subject)
+            await delete_now(client, subject, DeleteSubject(force=True))
+            await HiddenSubject(network, options, "cut.new", filled_by="another").make()
+            async with Producer(file_cluster.meta) as producer:
+                await producer.send("cut.new", b"row", key=b"k")
+        return await delete_now(client, subject, ask)
+
+    monkeypatch.setattr(MetaClient, "delete_subject", delete_late)
+    network = HttpNetwork()
+    try:
+        subject = HiddenSubject(network, options, "cut.new", filled_by="this")
+        await subject.make()
+        await file_cluster.reshape(Reshape(kind=OperationKind.RESIZE, subject="cut", partitions=3))
+        with pytest.raises(HiddenTakenError, match="another"):
+            await subject.cut()
+    finally:
+        await network.close()
+    assert made == ["cut.new"]
+    assert await asyncio.to_thread(values_of, file_cluster, "cut.new") == [b"row"]

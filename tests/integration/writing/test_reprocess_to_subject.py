@@ -16,6 +16,7 @@ from keylane.protocol.errors import (
     JobChangedError,
     JobFailedError,
     PublishOutdatedError,
+    PublishTargetError,
     RowsDifferError,
     SubjectUnknownError,
 )
@@ -265,6 +266,43 @@ def test_hidden_subject_of_another_job_is_refused_and_keeps_its_rows(
         other.run()
     check_each_once_in_order(rows_of(file_cluster, "shared.rows"), range(COUNT))
     assert first.run() == manifest
+
+
+def test_job_takes_no_earlier_publication_under_its_hidden_name_for_its_own(
+    file_cluster, source, tmp_path
+):
+    """Its hidden subject was deleted, and another one made and published under its name: its rows are nowhere."""
+    asyncio.run(file_cluster.create("named", partitions=2))
+    work = SubjectJob(file_cluster, source, tmp_path, "named", hidden="named.rows", publish=False)
+    manifest = work.run()
+    assert work.run() == manifest
+    asyncio.run(delete_subject(file_cluster.meta, "named.rows"))
+
+    async def publish_another() -> None:
+        async with Admin(file_cluster.meta) as admin, Producer(file_cluster.meta) as producer:
+            await admin.hide_subject("named", "named.rows")
+            await producer.send("named.rows", b"other", key=b"k")
+            await admin.publish_subject("named.rows", "named")
+
+    asyncio.run(publish_another())
+    with pytest.raises(PublishTargetError, match="choose another name"):
+        work.run()
+
+
+def test_job_that_was_published_by_hand_is_done_when_it_is_run_again(
+    file_cluster, source, tmp_path
+):
+    asyncio.run(file_cluster.create("byhand", partitions=2))
+    work = SubjectJob(file_cluster, source, tmp_path, "byhand", hidden="byhand.rows", publish=False)
+    manifest = work.run()
+
+    async def publish() -> None:
+        async with Admin(file_cluster.meta) as admin:
+            await admin.publish_subject("byhand.rows", "byhand")
+
+    asyncio.run(publish())
+    assert work.run() == manifest
+    check_each_once_in_order(rows_of(file_cluster, "byhand"), range(COUNT))
 
 
 def test_second_job_is_refused_while_the_first_fills_the_hidden_subject(

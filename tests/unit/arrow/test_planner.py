@@ -318,3 +318,41 @@ def test_partitions_of_several_subjects_are_selected_by_subject():
         ("flights", 4),
         ("visits", 1),
     ]
+
+
+def test_times_are_placed_in_order_when_a_child_is_behind_in_time():
+    """Partition 8 continues 4 through 5, which has no data; no message of a key is between the two ranges, or in none."""
+    table = route(
+        partition(3, "sealed"),
+        partition(4, "sealed", parents=(3,)),
+        partition(5, "expired", parents=(4,)),
+        partition(8, parents=(5,)),
+        partition(9),
+    )
+
+    def ranges(**bound: ReadBound) -> dict[int, tuple[int, int]]:
+        chosen = options(**bound)
+        answers = [
+            bounds(3, 0, 10, offsets_at=(6,)),
+            bounds(4, 2, 10, offsets_at=(None,)),
+            bounds(8, 1, 10, offsets_at=(7,)),
+            bounds(9, 0, 10, offsets_at=(4,)),
+        ]
+        planned = plan_ranges(
+            select_partitions([table], chosen),
+            {each.partition_id: each for each in answers},
+            chosen,
+        )
+        return {each.partition_id: (each.start, each.end) for each in planned}
+
+    at = ReadBound(StoredAt(1_000))
+    assert ranges(start=at) == {3: (6, 10), 4: (2, 10), 8: (1, 10), 9: (4, 10)}
+    assert ranges(end=at) == {3: (0, 6), 4: (2, 2), 8: (1, 1), 9: (0, 4)}
+
+
+def test_partition_that_is_read_alone_is_placed_by_its_own_times():
+    chosen = options(start=ReadBound(StoredAt(1_000)), partitions=frozenset({4}))
+    table = route(partition(3, "sealed"), partition(4, parents=(3,)))
+    selected = select_partitions([table], chosen)
+    (planned,) = plan_ranges(selected, {4: bounds(4, 0, 10, offsets_at=(6,))}, chosen)
+    assert planned.start == 6

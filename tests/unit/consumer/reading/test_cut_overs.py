@@ -256,10 +256,10 @@ def test_reader_opens_when_a_partition_goes_meanwhile():
         await story.send(1, 2)
         hidden = await story.cut()
         reader = reader_of(story)
-        find = reader._place
+        find = reader._look_at
         published = False
 
-        async def place(partition: Any) -> Any:
+        async def look_at(partition: Any) -> Any:
             nonlocal published
             if not published:
                 published = True
@@ -267,7 +267,7 @@ def test_reader_opens_when_a_partition_goes_meanwhile():
                 await asyncio.sleep(QUIET_S)
             return await find(partition)
 
-        reader._place = place  # type: ignore[method-assign]
+        reader._look_at = look_at  # type: ignore[method-assign]
         async with reader:
             assert await values(reader) == [1, 2]
 

@@ -15,10 +15,12 @@ from keylane.metaserver.cluster.subjects import (
 )
 from keylane.metaserver.groups.lease_rows import settle_group
 from keylane.metaserver.groups.sessions import end_sessions, join_group
+from keylane.metaserver.groups.views import read_group
 from keylane.metaserver.operations.journal import cancel_operation
 from keylane.metaserver.publications.hiding import plan_hidden
 from keylane.metaserver.publications.publishing import begin_publication
 from keylane.metaserver.removals.begin import begin_subject_deletion
+from keylane.metaserver.resets.rows import begin_reset, end_reset, reset_scope
 from keylane.metaserver.sql.schema import leases, starts
 from keylane.metaserver.starts.rows import note_started, pending_starts
 from keylane.metaserver.verify.reader import read_sql_view
@@ -28,6 +30,7 @@ from keylane.protocol.errors import (
     HiddenTakenError,
     InvalidRequestError,
     OperationRunningError,
+    PublishCursorsError,
     PublishGroupsError,
     PublishOutdatedError,
     PublishTargetError,
@@ -43,6 +46,7 @@ from keylane.protocol.operations import (
     PublishSubject,
     Reshape,
 )
+from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import PartitionState
 from support.sql.rows import Rows
 
@@ -277,6 +281,36 @@ def test_groups_of_a_replaced_subject_begin_where_they_are_placed(published):
     leased = published.run(lambda connection: connection.execute(sa.select(leases)).all())
     held = {row.partition_id for row in leased if row.session == SESSION and not row.withdrawn}
     assert held == {3, 4}
+
+
+@pytest.mark.parametrize("change", ["reset", "consumer"])
+def test_replacement_is_refused_when_a_group_has_changed_since_the_look_at_it(published, change):
+    """Its cursors may be others; a new look has its new revision.  Nothing is changed."""
+    group_id = published.join()
+    with_consumer = published.run(read_group, "s", "g").revision
+    published.run(end_sessions, [SESSION])
+    published.run(settle_group, group_id)
+    published.hide()
+    before = published.run(read_group, "s", "g").revision
+    if change == "reset":
+        scope = published.run(reset_scope, "s", "g", ResetGroup(to=ResetTo.EARLIEST))
+        tokens = published.run(begin_reset, scope, holder="one", lease_ms=60_000)
+        while_set = published.run(read_group, "s", "g").revision
+        published.run(end_reset, group_id, tokens, dict.fromkeys(tokens, 0), holder="one")
+        told = [with_consumer, before, while_set]
+    else:
+        published.join(session="b" * 32)
+        published.run(end_sessions, ["b" * 32])
+        told = [with_consumer, before]
+    placed = {"replace": True, "starts": {"g": {3: 5, 4: 7}}}
+    for revision in told:
+        with pytest.raises(PublishCursorsError) as refused:
+            published.publish(**placed, revisions={"g": revision})
+        assert refused.value.details == {"subject": "s", "group": "g"}
+    assert published.open(H) == {3: (1,), 4: (2,)}
+    now = published.run(read_group, "s", "g").revision
+    assert published.publish(**placed, revisions={"g": now})
+    assert published.publish(**placed, revisions={"g": before}), "a repeat changes nothing"
 
 
 def test_operation_of_a_publication_is_marked_as_one(published):

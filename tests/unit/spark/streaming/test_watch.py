@@ -6,10 +6,12 @@ import asyncio
 
 import pytest
 
-from keylane.arrow.selection import ReadOptions
+from keylane.arrow.selection import ReadBound, ReadOptions, StoredAt
 from keylane.rpc.environment import Environment
 from keylane.rpc.http_network import HttpNetwork
 from keylane.spark.streaming.watch import Watch
+from keylane.testing import VirtualCluster
+from unit.consumer.reading.test_times_in_order import moved
 
 OPTIONS = ReadOptions(meta=("127.0.0.1:1",), subjects=("s",))
 
@@ -44,3 +46,19 @@ async def test_watch_closes_everything_before_its_cancellation_is_raised():
     with pytest.raises(asyncio.CancelledError):
         await closing
     assert is_closed(watch._own)
+
+
+def test_stream_begins_and_ends_in_order_when_a_child_is_behind_in_time():
+    """The start passes over none that is behind a message which is read, and the end meets it."""
+    cluster = VirtualCluster(brokers=2)
+
+    async def story() -> None:
+        between = await moved(cluster)
+        watch = Watch(ReadOptions(meta=(cluster.address,), subjects=("orders",)))
+        watch.open()
+        view = await watch.look()
+        places = await watch.places(view, ReadBound(StoredAt(int(between.timestamp() * 1000))))
+        assert list(places.values()) == [1, 0]
+        await watch.close()
+
+    cluster.run(story)
