@@ -213,11 +213,12 @@ class Scheduling:
         if key is None:
             return [self._draw(8 * ID_BYTES).to_bytes(ID_BYTES) for _ in messages]
         # Keys are of a subject: a caller who sends to another one may choose the same key, messages and time.
-        named = f"{subject} {keyed_producer(key, messages)} {deliver_at_ms}"
-        return [
-            blake2b(f"{named} {number}".encode(), digest_size=ID_BYTES).digest()
-            for number in range(len(messages))
-        ]
+        named = f"{keyed_producer(key, messages)} {deliver_at_ms}"
+        earlier = _derived_ids(named, len(messages))
+        # An earlier version has derived them without the subject; what such a one keeps says whose message it is.
+        if any(self._scheduler.subject_of(each) == subject for each in earlier):
+            return earlier
+        return _derived_ids(f"{subject} {named}", len(messages))
 
     async def soonest(self, _body: object, params: Params) -> ScheduledPage:
         """The next `limit` messages by their times, of all subjects or one."""
@@ -276,6 +277,14 @@ class Scheduling:
             number = b""
         _check_id(number)
         return CanceledScheduled(outcome=await self._scheduler.cancel(number))
+
+
+def _derived_ids(named: str, count: int) -> list[bytes]:
+    """The ids of `count` messages of a request; of the same one the same each time."""
+    return [
+        blake2b(f"{named} {number}".encode(), digest_size=ID_BYTES).digest()
+        for number in range(count)
+    ]
 
 
 def _why_dropped(entry: ScheduledEntry, told: Route | KeylaneError) -> str:
