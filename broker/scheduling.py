@@ -213,13 +213,12 @@ class Scheduling:
         if key is None:
             return [self._draw(8 * ID_BYTES).to_bytes(ID_BYTES) for _ in messages]
         named = f"{keyed_producer(key, messages)} {deliver_at_ms}"
+        earlier = _derived_ids(named, len(messages))
+        # An earlier version has derived them without the subject; what such a one keeps says whose message it is.
+        if any(self._scheduler.subject_of(each) == subject for each in earlier):
+            return earlier
         # Keys are of a subject: a caller who sends to another one may choose the same key, messages and time.
-        ids = _numbered(f"{subject} {named}", len(messages))
-        if not self._scheduler.knows_all(ids):
-            earlier = _numbered(named, len(messages))  # as earlier versions named them
-            if all(self._scheduler.subject_of(each) == subject for each in earlier):
-                return earlier
-        return ids
+        return _derived_ids(f"{subject} {named}", len(messages))
 
     async def soonest(self, _body: object, params: Params) -> ScheduledPage:
         """The next `limit` messages by their times, of all subjects or one."""
@@ -280,6 +279,14 @@ class Scheduling:
         return CanceledScheduled(outcome=await self._scheduler.cancel(number))
 
 
+def _derived_ids(named: str, count: int) -> list[bytes]:
+    """The ids of `count` messages of a request; of the same one the same each time."""
+    return [
+        blake2b(f"{named} {number}".encode(), digest_size=ID_BYTES).digest()
+        for number in range(count)
+    ]
+
+
 def _why_dropped(entry: ScheduledEntry, told: Route | KeylaneError) -> str:
     """Why a message will be dropped at its time, "" if it will not, by what is known of its subject."""
     if isinstance(told, KeylaneError):
@@ -287,13 +294,6 @@ def _why_dropped(entry: ScheduledEntry, told: Route | KeylaneError) -> str:
     if entry.message_bytes > told.message_bytes_max:
         return message_too_large(entry.message_bytes, told.message_bytes_max).message
     return ""
-
-
-def _numbered(named: str, count: int) -> list[bytes]:
-    return [
-        blake2b(f"{named} {number}".encode(), digest_size=ID_BYTES).digest()
-        for number in range(count)
-    ]
 
 
 def _check_id(scheduled_id: bytes) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
+from typing import Any, TypeVar
 
 from ..protocol.access.tokens import check_token
 from ..protocol.errors import (
@@ -29,6 +29,10 @@ from .tls.settings import tls_of_environment
 
 WAIT_S_MAX = 86_400
 READY_POLL_S = 0.1
+AT_ONCE_MAX = 64
+"""Calls by HTTP of one client that are under way at once, each with a connection: a server has 1,000 for all clients."""
+A = TypeVar("A")
+R = TypeVar("R")
 
 
 async def _nothing() -> None:
@@ -82,6 +86,7 @@ class Connections:
         """TLS and token of `_own`, as the environment named them when it was made."""
         self._timeout_ms = timeout_ms
         self._brokers: dict[str, BrokerClient] = {}
+        self._what = what
         self.home = Home(what)
         self.network: Network | None = None
         """None while it is not open."""
@@ -195,8 +200,19 @@ class Connections:
         return not self._unwanted.is_set()
 
     def wait_no_more(self) -> None:
-        """End `wait_for`, because the client is closed."""
+        """End `wait_for`, because the client is closed; `check` refuses from now on."""
         self._unwanted.set()
+
+    def check(self) -> None:
+        """
+        Check that the client is open, not about to be closed, and that the caller is where it was opened.
+
+        Raises:
+            ClosedError, ForkedError, OtherLoopError
+        """
+        self.home.check()
+        if not self.wanted:
+            raise ClosedError(f"the {self._what} is being closed")
 
     def broker_at(self, address: str) -> BrokerClient:
         """The client of the broker at `host:port`, the same object each time.  Raises ClosedError."""
@@ -219,7 +235,7 @@ class Connections:
         if not self.home.here:
             return
         self.home.check()
-        for broker in self._brokers.values():
+        for broker in list(self._brokers.values()):
             await broker.close()
         self._brokers.clear()
         if self._own is not None:
@@ -254,6 +270,17 @@ async def wait_until_ready(meta: MetaClient, wait_s: float) -> None:
                 await asyncio.sleep(READY_POLL_S)
     if failure is not None:
         raise failure
+
+
+async def in_turns(call: Callable[[A], Awaitable[R]], arguments: Iterable[A]) -> list[R]:
+    """The results of a call by HTTP with each argument, AT_ONCE_MAX at once; raises the first error."""
+    slots = asyncio.Semaphore(AT_ONCE_MAX)
+
+    async def one(argument: A) -> R:
+        async with slots:
+            return await call(argument)
+
+    return await asyncio.gather(*map(one, arguments))
 
 
 async def clean_up(work: Coroutine[Any, Any, None]) -> None:

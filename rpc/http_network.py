@@ -21,6 +21,7 @@ from ..protocol.endpoints import DATA_PATH
 from ..protocol.errors import (
     CapabilityEndedError,
     ClientCertificateError,
+    ClosedError,
     Fate,
     ForeignServerError,
     KeylaneError,
@@ -203,7 +204,13 @@ class HttpNetwork:
         except UnauthenticatedError as error:
             raise refused_token(error, self._token_source) from error
 
+    def _check_open(self) -> None:
+        """Raises ClosedError: a task of the client goes on while another one closes it."""
+        if self._session.closed:
+            raise ClosedError("its connections are closed")
+
     async def _connect(self, address: str, timeout_ms: int) -> WebSocketChannel:
+        self._check_open()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 socket = await open_socket(
@@ -281,6 +288,7 @@ class HttpNetwork:
         timeout_ms: int,
         bearer: str | None = None,
     ) -> T:
+        self._check_open()
         packed = b"" if body is None else encode_json(body)
         if len(packed) > CONTROL_BYTES_MAX:
             raise MessageTooLargeError(

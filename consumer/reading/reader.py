@@ -37,7 +37,7 @@ from ...protocol.routing import Partition
 from ...protocol.settings import whole
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient, MetaClient
-from ...rpc.connections import Connections, clean_up
+from ...rpc.connections import Connections, clean_up, in_turns
 from ...rpc.environment import Environment, environment_of
 from ...rpc.home import Resident
 from ..delivery.filter import MessageFilter
@@ -199,6 +199,7 @@ class Reader(Resident, Generic[V]):
 
     async def close(self) -> None:
         """Close every connection; a cancellation is raised when that is done."""
+        self._connections.wait_no_more()
         await clean_up(self._close())
 
     async def _close(self) -> None:
@@ -319,7 +320,7 @@ class Reader(Resident, Generic[V]):
         self._learn(history)
         wanted = [past.partition for past in history if past.partition.partition_id in self._lineage.left]  # fmt: skip
         try:
-            looked = await asyncio.gather(*map(self._look_at, wanted))
+            looked = await in_turns(self._look_at, wanted)
         except PartitionUnknownError as error:
             if error.partition_id is None:
                 raise
@@ -424,6 +425,7 @@ class Reader(Resident, Generic[V]):
     async def _fill(self) -> bool:
         """Read a chunk of each partition that may be read, until there are messages; False: everything is read."""
         while not self._buffer:
+            self._connections.check()  # another task may close it
             try:
                 unlearnt = await self._look_for_children()
                 readable = self._readable()
@@ -450,7 +452,6 @@ class Reader(Resident, Generic[V]):
         readable, lacks_children = self._readable(), self._lineage.lacks_children
         if not self._begin_waits(readable) and (readable or lacks_children):
             await self._waits.wait(LOOK_MS if lacks_children else None)
-            self._connections.home.check()  # another task may have closed it
 
     def _begin_waits(self, readable: list[int]) -> list[int]:
         """Have the brokers of partitions that were read to their end wait for messages; returns the others: they may be read now."""

@@ -184,6 +184,9 @@ class ToBrokers:
     def __init__(self, *brokers: Any) -> None:
         self._brokers = {broker.address: broker for broker in brokers}
 
+    def check(self) -> None:
+        """They are open."""
+
     def broker_at(self, address: str) -> Any:
         return self._brokers[address]
 

@@ -317,6 +317,19 @@ async def test_read_command_prints_messages_and_makes_no_group(shared_cluster: C
     assert await groups_of(shared_cluster, "read-command") == []
 
 
+async def test_iteration_ends_with_a_typed_error_when_another_task_closes_the_reader(shared_cluster: Cluster):  # fmt: skip
+    """Reads that wait end with their connections; the iteration asked on, and got aiohttp's RuntimeError."""
+    await shared_cluster.create("closed-in-flight", partitions=300)
+    for _ in range(3):
+        reader = Reader(shared_cluster.meta, "closed-in-flight", start="latest", follow=True)
+        async with reader:
+            following = asyncio.create_task(anext(reader))
+            await asyncio.sleep(0.5)
+            await reader.close()
+            with pytest.raises(ClosedError):
+                await following
+
+
 @pytest.mark.parametrize("kind", ["reader", "queue reader"])
 async def test_reader_closes_its_connections_when_its_scope_is_cancelled(shared_cluster: Cluster, kind: str):  # fmt: skip
     """A cancel scope, as anyio has it, cancels its task at each turn until the task ends, also while it closes."""

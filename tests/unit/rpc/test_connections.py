@@ -8,7 +8,8 @@ import pytest
 
 from keylane.protocol.errors import ClosedError
 from keylane.protocol.frames import Append
-from keylane.rpc.connections import Connections, clean_up
+from keylane.rpc.connections import AT_ONCE_MAX, Connections, clean_up, in_turns
+from keylane.rpc.http_network import HttpNetwork
 
 
 async def appended(connections: Connections, address: str) -> None:
@@ -83,3 +84,51 @@ async def test_broker_of_closed_connections_is_a_typed_error():
         connections.broker_at("127.0.0.1:1")
     assert refused.value.message == "the producer is not open"
     assert "`async with` block" in refused.value.hint
+
+
+async def test_broker_clients_are_closed_when_a_caller_makes_another_one_meanwhile():
+    """A task of the client may go on while another one closes it."""
+    connections = Connections(None, timeout_ms=5_000, what="reader")
+    connections.open()
+    for port in (1, 2):
+        connections.broker_at(f"127.0.0.1:{port}")
+    asyncio.get_running_loop().call_soon(connections.broker_at, "127.0.0.1:3")
+    await connections.close()
+    assert connections.network is None
+
+
+async def test_check_refuses_when_the_client_is_about_to_be_closed():
+    connections = Connections(None, timeout_ms=5_000, what="reader")
+    connections.open()
+    connections.check()
+    connections.wait_no_more()
+    with pytest.raises(ClosedError, match="the reader is being closed"):
+        connections.check()
+    await connections.close()
+
+
+async def test_calls_of_a_closed_network_are_typed_errors():
+    """aiohttp raises RuntimeError; a task of the client may go on while another one closes it."""
+    network = HttpNetwork()
+    await network.close()
+    with pytest.raises(ClosedError):
+        await network.control("GET", "127.0.0.1:1", "/v1/health", dict, timeout_ms=1_000)
+    with pytest.raises(ClosedError):
+        await network.open_channel("127.0.0.1:1", timeout_ms=1_000)
+
+
+async def test_calls_in_turns_are_not_all_under_way_at_once():
+    """A server takes 1,000 connections; a reader of as many partitions was refused."""
+    under_way: list[int] = []
+    seen = 0
+
+    async def call(number: int) -> int:
+        nonlocal seen
+        under_way.append(number)
+        seen = max(seen, len(under_way))
+        await asyncio.sleep(0)
+        under_way.remove(number)
+        return -number
+
+    assert await in_turns(call, range(1_000)) == [-number for number in range(1_000)]
+    assert seen == AT_ONCE_MAX
