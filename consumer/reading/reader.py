@@ -421,7 +421,7 @@ class Reader(Resident, Generic[V]):
 
     def _broker(self, partition: Partition) -> BrokerClient:
         if partition.address is None:
-            raise NotSentError(f"broker group {partition.broker_group!r} is not available now")
+            raise NotSentError.of_group(partition.broker_group)
         return self._connections.broker_at(partition.address)
 
     # ── chunks ───────────────────────────────────────────────────────────────────────────────────────

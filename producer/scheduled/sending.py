@@ -299,10 +299,7 @@ class LaterSending:
         for broker in brokers:
             if broker["broker_group"] == broker_group:
                 if not broker["available"]:
-                    raise NotSentError(
-                        f"broker group {broker_group!r} is not available now",
-                        broker_group=broker_group,
-                    )
+                    raise NotSentError.of_group(broker_group)
                 return str(broker["address"])
         raise BrokerGroupUnknownError(broker_group=broker_group)
 
