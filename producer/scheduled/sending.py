@@ -45,6 +45,8 @@ from ..waiting import NO_ANSWER, WaitCause, broker_cause, route_cause
 from ..waiting_keys import WaitingKey
 
 ID_BYTES = 16
+CALLS_MAX = 1_000
+"""Messages that are at brokers at once: those of a burst do not time out while brokers take the others, and come again."""
 
 
 class ScheduledFuture:
@@ -148,6 +150,7 @@ class LaterSending:
         self._settings = settings
         self._clock = clock
         self._rng = rng
+        self._turns = asyncio.Semaphore(CALLS_MAX)
         self._routes: dict[str, asyncio.Task[Route]] = {}
         """The last question for the route of each subject, while its brokers answer."""
         self._bytes = 0
@@ -241,14 +244,17 @@ class LaterSending:
         while True:
             group = ""
             try:
-                group, address = await self._broker(request.subject, attempt.doubtful)
-                settled, attempt.doubtful = attempt.doubtful, group
-                try:
-                    answer, _ = await self._broker_at(address).call(request, batch)
-                except KeylaneError as error:
-                    if error.fate is Fate.NOT_DONE:
-                        attempt.doubtful = settled
-                    raise
+                async with (
+                    self._turns
+                ):  # the broker is chosen in turn: it may be another one by then
+                    group, address = await self._broker(request.subject, attempt.doubtful)
+                    settled, attempt.doubtful = attempt.doubtful, group
+                    try:
+                        answer, _ = await self._broker_at(address).call(request, batch)
+                    except KeylaneError as error:
+                        if error.fate is Fate.NOT_DONE:
+                            attempt.doubtful = settled
+                        raise
                 assert isinstance(answer, Scheduled)
                 return ScheduledReceipt(
                     scheduled_id=request.scheduled_id.hex(),
