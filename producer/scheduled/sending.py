@@ -244,9 +244,7 @@ class LaterSending:
         while True:
             group = ""
             try:
-                async with (
-                    self._turns
-                ):  # the broker is chosen in turn: it may be another one by then
+                async with self._turns:  # it chooses when it has its turn: brokers come and go
                     group, address = await self._broker(request.subject, attempt.doubtful)
                     settled, attempt.doubtful = attempt.doubtful, group
                     try:
