@@ -44,7 +44,7 @@ class ClusterCalls(Resident):
     async def _status(self, partition: Partition) -> PartitionStatus:
         """Raises NotSentError and what the broker answers."""
         if partition.address is None:
-            raise NotSentError(f"broker group {partition.broker_group!r} is not available now")
+            raise NotSentError.of_group(partition.broker_group)
         broker = self._connections.broker_at(partition.address)
         return await broker.partition(partition.partition_id)
 

@@ -66,6 +66,6 @@ class HoldCalls(ClusterCalls):
 
     async def _hold(self, partition: Partition, body: SetHold) -> tuple[HoldView, ...]:
         if partition.address is None:
-            raise NotSentError(f"broker group {partition.broker_group!r} is not available now")
+            raise NotSentError.of_group(partition.broker_group)
         broker = self._connections.broker_at(partition.address)
         return (await broker.hold(partition.partition_id, body)).holds

@@ -414,7 +414,7 @@ class ParkedCalls(ClusterCalls):
 
     def _broker(self, partition: Partition) -> BrokerClient:
         if partition.address is None:
-            raise NotSentError(f"broker group {partition.broker_group!r} is not available now")
+            raise NotSentError.of_group(partition.broker_group)
         return self._connections.broker_at(partition.address)
 
     async def _broker_of(

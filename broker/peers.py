@@ -170,11 +170,7 @@ class Peers:
             return await self._service.handle(request, memoryview(payload))
         address = partition.address
         if address is None:
-            raise NotSentError(
-                f"broker group {partition.broker_group!r} is not available now",
-                broker_group=partition.broker_group,
-                partition_id=partition.partition_id,
-            )
+            raise NotSentError.of_group(partition.broker_group, int(partition.partition_id))
         client = self._clients.get(address)
         if client is None:
             if len(self._clients) >= PEERS_MAX:

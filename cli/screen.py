@@ -77,18 +77,22 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
 
 def show_table(table: Table) -> None:
     """
-    Print a table.
+    Print a table below its title, which is as long as it is.
 
     Where the output is no terminal, lines are not folded; on a terminal that is too narrow for the longest word of each
     column, each row is shown as a list.
     """
     from rich.console import Console
     from rich.measure import Measurement
+    from rich.text import Text
 
     console = Console()
     if not console.is_terminal:
         console = Console(width=PIPE_WIDTH)
     unlimited = console.options.update(max_width=PIPE_WIDTH)
+    title, table.title = table.title, None  # rich would fold it to the width of the columns
+    if title is not None:
+        console.print(Text.from_markup(title) if isinstance(title, str) else title, style="bold")
     if Measurement.get(console, unlimited, table).minimum > console.width:
         _show_as_lists(console, table)
     else:
@@ -98,11 +102,7 @@ def show_table(table: Table) -> None:
 def _show_as_lists(console: Console, table: Table) -> None:
     """Print each row of a table as lines of a column and its cell."""
     from rich.table import Table
-    from rich.text import Text
 
-    if table.title is not None:
-        title = table.title
-        console.print(Text.from_markup(title) if isinstance(title, str) else title, style="bold")
     columns = [(column.header, list(column.cells)) for column in table.columns]
     for row in range(table.row_count):
         lines = Table.grid(padding=(0, 1))

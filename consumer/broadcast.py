@@ -140,7 +140,7 @@ class Broadcast:
 
     async def _end_of(self, partition: Partition) -> int:
         if partition.address is None:
-            raise NotSentError(f"broker group {partition.broker_group!r} is not available now")
+            raise NotSentError.of_group(partition.broker_group)
         broker = self._connections.broker_at(partition.address)
         return (await broker.partition(int(partition.partition_id))).next_offset
 

@@ -303,7 +303,7 @@ class QueueReader(Resident, Generic[V]):
     def _broker(self, partition: Partition) -> BrokerClient:
         address = partition.address
         if address is None:
-            raise NotSentError(f"broker group {partition.broker_group!r} is not available now")
+            raise NotSentError.of_group(partition.broker_group)
         return self._connections.broker_at(address)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────

@@ -54,6 +54,7 @@ from .bounds import (  # fmt: skip
 )
 from .lineage_order import LineageOrder
 from .open_reads import LOOK_MS, OpenReads
+from .patience import Patience
 from .read_messages import read_messages
 from .replacing_rows import ReplacingRows
 
@@ -168,7 +169,7 @@ class Reader(Resident, Generic[V]):
         self._places: dict[int, _Place] = {}
         self._buffer: deque[Message[V]] = deque()
         self._positions: dict[int, int] = {}
-        self._failing_since_ms: int | None = None
+        self._patience = Patience(self._subject, follows=self._follow)
         self._waits = OpenReads(self._environment.clock)
 
     def __repr__(self) -> str:
@@ -231,7 +232,7 @@ class Reader(Resident, Generic[V]):
             StopAsyncIteration: everything is read.
             ReadFilterError: `where` failed; the next call goes on behind that message.
             UnreachableError: for ten seconds the broker of a partition has not answered, or no metaserver that was asked what
-                became of one.
+                became of one.  With `follow` it waits for them for good, and the log says so.
             OffsetOutOfRangeError, PartitionUnknownError: for ten seconds the broker of a partition has lacked what was read
                 there: it stands on an older copy of its data folder.
             SubjectDeletedError, SubjectUnknownError: the subject was deleted meanwhile; a later one of its name is another one.
@@ -418,7 +419,7 @@ class Reader(Resident, Generic[V]):
 
     def _broker(self, partition: Partition) -> BrokerClient:
         if partition.address is None:
-            raise NotSentError(f"broker group {partition.broker_group!r} is not available now")
+            raise NotSentError.of_group(partition.broker_group)
         return self._connections.broker_at(partition.address)
 
     # ── chunks ───────────────────────────────────────────────────────────────────────────────────────
@@ -438,7 +439,7 @@ class Reader(Resident, Generic[V]):
                 # The last two: the broker stands on an older copy of its data folder, for a while.
                 await self._wait_for_broker(error)
                 continue
-            self._failing_since_ms = None
+            self._patience.end(self._environment.clock.boot_ms())
             self._pauses.reset()
             if self._follow and not self._buffer:
                 await self._wait_for_news()
@@ -486,9 +487,7 @@ class Reader(Resident, Generic[V]):
             PartitionUnknownError: the messages of `partition` are gone.
         """
         now_ms = self._environment.clock.boot_ms()
-        if self._failing_since_ms is None:
-            self._failing_since_ms = now_ms
-            log.info("reader of %s: %s", self._subject, error.message)
+        self._patience.begin(error, now_ms)
         try:
             history = (await self._meta.history(self._subject)).partitions
         except UnreachableError as unreachable:
@@ -500,10 +499,10 @@ class Reader(Resident, Generic[V]):
                 self._take(history)  # rows may have taken the place of what is gone
             if self._look_anew(history):
                 return
-        if now_ms - self._failing_since_ms >= READ_GIVE_UP_MS:
-            raise error
-        if not self._buffer:  # what other partitions have brought does not wait
-            await asyncio.sleep(self._pauses.next_ms() / 1000)
+        self._patience.check(error, now_ms)
+        if not self._buffer:  # what others have brought, or bring meanwhile, does not wait
+            await self._waits.wait(self._pauses.next_ms())
+            self._connections.home.check()  # another task may have closed it
 
     def _look_anew(self, history: Iterable[PartitionHistory]) -> bool:
         """
@@ -527,7 +526,7 @@ class Reader(Resident, Generic[V]):
             if past.is_gone and not (place.gives and not self._waits.pending(partition_id)):
                 self._leave_out(place, past)
                 differs = True
-                self._failing_since_ms = None
+                self._patience.end(self._environment.clock.boot_ms())
         return differs
 
     def _leave_out(self, place: _Place, past: PartitionHistory) -> None:

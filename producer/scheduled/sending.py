@@ -45,6 +45,8 @@ from ..waiting import NO_ANSWER, WaitCause, broker_cause, route_cause
 from ..waiting_keys import WaitingKey
 
 ID_BYTES = 16
+CALLS_MAX = 1_000
+"""Messages that are at brokers at once: those of a burst do not time out while brokers take the others, and come again."""
 
 
 class ScheduledFuture:
@@ -148,6 +150,7 @@ class LaterSending:
         self._settings = settings
         self._clock = clock
         self._rng = rng
+        self._turns = asyncio.Semaphore(CALLS_MAX)
         self._routes: dict[str, asyncio.Task[Route]] = {}
         """The last question for the route of each subject, while its brokers answer."""
         self._bytes = 0
@@ -241,14 +244,15 @@ class LaterSending:
         while True:
             group = ""
             try:
-                group, address = await self._broker(request.subject, attempt.doubtful)
-                settled, attempt.doubtful = attempt.doubtful, group
-                try:
-                    answer, _ = await self._broker_at(address).call(request, batch)
-                except KeylaneError as error:
-                    if error.fate is Fate.NOT_DONE:
-                        attempt.doubtful = settled
-                    raise
+                async with self._turns:  # it chooses when it has its turn: brokers come and go
+                    group, address = await self._broker(request.subject, attempt.doubtful)
+                    settled, attempt.doubtful = attempt.doubtful, group
+                    try:
+                        answer, _ = await self._broker_at(address).call(request, batch)
+                    except KeylaneError as error:
+                        if error.fate is Fate.NOT_DONE:
+                            attempt.doubtful = settled
+                        raise
                 assert isinstance(answer, Scheduled)
                 return ScheduledReceipt(
                     scheduled_id=request.scheduled_id.hex(),
@@ -299,10 +303,7 @@ class LaterSending:
         for broker in brokers:
             if broker["broker_group"] == broker_group:
                 if not broker["available"]:
-                    raise NotSentError(
-                        f"broker group {broker_group!r} is not available now",
-                        broker_group=broker_group,
-                    )
+                    raise NotSentError.of_group(broker_group)
                 return str(broker["address"])
         raise BrokerGroupUnknownError(broker_group=broker_group)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from .base import Detail, Fate, KeylaneError, RetryRule
 
 
@@ -25,6 +27,15 @@ class NotSentError(UnreachableError):
     address = Detail(str)
     broker_group = Detail(str)
     partition_id = Detail(int)
+
+    @classmethod
+    def of_group(cls, broker_group: str, partition_id: int | None = None) -> Self:
+        """Of a broker group that does not report itself: who asks has no address to look at."""
+        where = {} if partition_id is None else {"partition_id": partition_id}
+        text = f"broker group {broker_group!r} is not available now"
+        error = cls(text, broker_group=broker_group, **where)
+        error.hint = "Is its broker running?  keylane broker list shows all groups."
+        return error
 
 
 class OutcomeUnknownError(UnreachableError):

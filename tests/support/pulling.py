@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from keylane.consumer import ConsumerSettings
@@ -179,7 +180,9 @@ class NotingOwner:
 
 
 class ToBrokers:
-    """Connections that have these brokers only."""
+    """Connections that have these brokers only, and are open."""
+
+    home = SimpleNamespace(check=lambda: None)
 
     def __init__(self, *brokers: Any) -> None:
         self._brokers = {broker.address: broker for broker in brokers}

@@ -11,12 +11,15 @@ from ....protocol.address import addresses_of
 from ....protocol.control import Health
 from ....protocol.endpoints import READY
 from ....protocol.errors import ConfigError, ForeignServerError
+from ....protocol.scheduled.deliver_at import shown
 from ....rpc.client import of_program
 from ....rpc.http_network import client_network
 from ...options import OutputFormat
 from ...screen import make_table, show_json, show_table
 
 TIMEOUT_MS = 5_000
+TIMES = {"next_ms": "next at"}
+"""Moments in milliseconds since 1970, with the words for a table."""
 
 
 async def show_health(address: str, output: OutputFormat) -> None:
@@ -46,14 +49,17 @@ def shown_value(value: object) -> str | None:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        named = [
-            f"{str(name).replace('_', ' ')}: {shown_value(each) or '-'}"
-            for name, each in value.items()
-        ]
+        named = [_named(str(name), each) for name, each in value.items()]
         return ", ".join(named) or "none"
     if isinstance(value, list | tuple):
         return "; ".join(shown_value(each) or "-" for each in value) or "none"
     return None if value is None else str(value)
+
+
+def _named(name: str, value: object) -> str:
+    if name in TIMES and isinstance(value, int):
+        return f"{TIMES[name]}: {shown(value)}"
+    return f"{TIMES.get(name, name.replace('_', ' '))}: {shown_value(value) or '-'}"
 
 
 async def _ask_health(address: str) -> Health:

@@ -40,10 +40,15 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
             self.address,
             self.program,
             self.version,
-            None if clock is None else f"{clock:+.1f} s",
+            None if clock is None else _clock(clock),
             "no TLS" if ends is None else _date(ends),
             f"{free / disk:.0%}" if disk and free is not None else None,
         )
+
+
+def _clock(difference_s: float) -> str:
+    """A difference of clocks, which is known to a second."""
+    return f"{difference_s:+.0f} s" if abs(difference_s) >= 1 else "within 1 s"
 
 
 class Finding(msgspec.Struct, frozen=True):

@@ -34,6 +34,13 @@ def test_table_keeps_its_own_colours():
     assert SHOWN in screen.getvalue()
 
 
+def test_title_is_one_line_when_its_table_is_narrow(capsys: pytest.CaptureFixture[str]):
+    """It was folded to the width of the columns."""
+    title = "billing on orders was set to earliest"
+    show_table(make_table(title, ("id",), [(1,)]))
+    assert capsys.readouterr().out.splitlines()[0] == title
+
+
 @pytest.mark.parametrize(("columns", "as_lists"), [(40, True), (80, False), (120, False)])
 def test_table_is_shown_as_lists_when_the_terminal_is_too_narrow(
     capsys: pytest.CaptureFixture[str],

@@ -212,3 +212,12 @@ def test_every_error_explains_itself(kind):
     assert kind.__doc__ not in {other.__doc__ for other in KINDS if other is not kind}
     assert "hint" in vars(kind) or kind is KeylaneError
     assert kind.hint or kind is KeylaneError
+
+
+def test_error_of_a_silent_broker_group_names_what_shows_it():
+    """Its address is not known, so the hint of others, about an address, does not help."""
+    error = NotSentError.of_group("g1", 3)
+    assert error.details == {"broker_group": "g1", "partition_id": 3}
+    assert "keylane broker list" in str(error)
+    assert "address" not in str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)

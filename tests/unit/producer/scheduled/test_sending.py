@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from keylane.producer import ProducerSettings
-from keylane.producer.scheduled.sending import LaterSending
+from keylane.producer.scheduled.sending import CALLS_MAX, LaterSending
 from keylane.producer.waiting import META_DOWN, NO_ANSWER
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import SystemClock
@@ -312,3 +312,35 @@ async def test_cancel_at_an_unknown_broker_group_is_refused():
     )
     with pytest.raises(BrokerGroupUnknownError):
         await ScriptedBrokers().sending().cancel(receipt)
+
+
+async def test_burst_is_sent_once_when_brokers_take_it_slowly():
+    """All calls were made at once: most timed out while brokers took the others, and came again without an end."""
+
+    class SlowBrokers(ScriptedBrokers):
+        waiting = 0
+        calls = 0
+
+        def broker_at(self, address: str) -> SchedulingBroker:
+            return SlowBroker(self, address)
+
+    class SlowBroker(SchedulingBroker):
+        async def call(self, request: Any, payload: bytes = b"") -> tuple[Any, bytes]:
+            brokers.waiting += 1
+            brokers.calls += 1
+            try:
+                if brokers.waiting > CALLS_MAX:
+                    raise OutcomeUnknownError(address=self._address)
+                await asyncio.sleep(0.001)
+                return await super().call(request, payload)
+            finally:
+                brokers.waiting -= 1
+
+    brokers = SlowBrokers()
+    sending = brokers.sending()
+    at_ms = CLOCK.wall_ms() + 3_600_000
+    futures = [sending.send("reminders", b"renew", deliver_at=at_ms) for _ in range(3 * CALLS_MAX)]
+    receipts = [await future for future in futures]
+    asked = [request.scheduled_id.hex() for _, request in brokers.asked]
+    assert sorted(asked) == sorted(receipt.scheduled_id for receipt in receipts)
+    assert len(set(asked)) == brokers.calls == 3 * CALLS_MAX

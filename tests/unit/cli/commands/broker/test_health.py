@@ -18,6 +18,8 @@ from keylane.cli.commands.broker.health import shown_value
         ([], "none"),
         (["one", "two"], "one; two"),
         ({}, "none"),
+        ({"next_ms": 1_795_807_466_000}, "next at: 2026-11-27T19:24:26.000+00:00"),
+        ({"next_ms": None}, "next at: -"),
         ({"next_at_ms": None, "kept": 3, "late": False}, "next at ms: -, kept: 3, late: no"),
     ],
 )
