@@ -206,6 +206,7 @@ __all__ = [
     "TokenInvalidError",
     "TokenUnknownError",
     "UnauthenticatedError",
+    "UnpackError",
     "UnreachableError",
     "UpgradeSkippedError",
     "WorkerCancelledError",
