@@ -79,6 +79,7 @@ from .partition.pull_lock import (
 )
 from .standing import Standing, check_standing
 from .store.group_commit import Ended
+from .store.known_groups import check_told
 from .store.store import DURABLE, Store
 from .tags import leave_out
 
@@ -181,6 +182,8 @@ class BrokerService:
             partition.check_not_forgotten(request.group, token)
         if 0 < token <= self._store.fence_floor:
             raise FencedError(token=token, current_token=self._store.fence_floor)
+        if request.group not in partition.groups:
+            check_told(partition, request.group)
         if decide_acquire(group.lock, token=token, session=session, ttl_ms=request.ttl_ms):
             # What sessions of a shared group had in flight is no measure once the group is exclusive: none had it alone.
             switched = group.lock.shared and not shared

@@ -35,7 +35,7 @@ from ...protocol.text import LISTED_MAX, counted, listed
 from ..standing import Standing
 from ..storage.files import Files
 from ..store.group_commit import RunBlocking
-from .agenda import Agenda, ScheduledDelivery, ScheduledEntry
+from .agenda import Agenda, ScheduledDelivery, ScheduledEntry, SubjectShare
 from .journal import SEGMENT_BYTES, ScheduledJournal
 from .journal_writer import JournalWriter
 from .records import Canceled, Delivered, DroppedMessages, Place, Record, Taken, Waits, size_of
@@ -53,6 +53,10 @@ WAITS = Backoff(first_ms=50, max_ms=30_000)
 """Pauses of a subject whose messages cannot be stored now."""
 DELIVERY_S = 3.0
 """How long a cancel waits for a delivery that is under way: less than a client waits for its answer."""
+SHARE_HINT = (
+    "Other subjects keep room. Send it again when some of the subject's are delivered (keylane scheduled list --subject), "
+    "cancel some, or raise scheduled_count_max or scheduled_bytes_max in the broker's settings."
+)
 UNREADABLE_MS = 60_000
 """Pause of a message that cannot be read from the disk."""
 
@@ -90,6 +94,7 @@ class Scheduler:
         """Messages that are not durable yet."""
         self._writing_subjects: dict[bytes, str] = {}
         """The subjects of these."""
+        self._writing_shares: dict[str, SubjectShare] = {}
         self._canceling: dict[bytes, asyncio.Future[None]] = {}
         """Cancels and drops that are not durable yet."""
         self._writing_bytes = 0
@@ -170,7 +175,7 @@ class Scheduler:
 
     async def schedule(self, messages: Sequence[Waits]) -> list[bool]:
         """
-        Keep messages durably, all of them or none; one with a known id is kept already.
+        Keep messages of one subject durably, all of them or none; one with a known id is kept already.
 
         Returns:
             For each message whether it was known.
@@ -187,33 +192,60 @@ class Scheduler:
         ]
         fresh = [message for message, old in zip(messages, known, strict=True) if not old]
         if fresh:
-            size = sum(message.size for message in fresh)
-            self._check_limits(len(fresh), size)
-            await self._keep(fresh, size)
+            self._check_limits(fresh)
+            await self._keep(fresh)
         for working in writing:
             if working is not None:
                 await asyncio.shield(working)
         return known
 
-    def _check_limits(self, count: int, size: int) -> None:
-        kept = len(self._agenda.entries) + len(self._writing)
-        if kept + count > self._count_max:
-            raise ScheduleFullError(
-                f"the broker keeps {kept} scheduled messages, and takes {self._count_max} at most",
-                limit=self._count_max,
-                broker_group=self._broker_group,
-            )
-        kept = self._agenda.bytes + self._writing_bytes
-        if kept + size > self._bytes_max:
-            raise ScheduleFullError(
-                f"the broker keeps {kept} bytes of scheduled messages, and takes {self._bytes_max} at most",
-                limit=self._bytes_max,
-                broker_group=self._broker_group,
-            )
+    def _check_limits(self, fresh: Sequence[Waits]) -> None:
+        """
+        Check that there is room for messages, of the broker and of their subject.
 
-    async def _keep(self, messages: Sequence[Waits], size: int) -> None:
+        Raises:
+            ScheduleFullError: the broker is full, or the subject has its share.
+        """
+        subject = fresh[0].subject
+        size = sum(message.size for message in fresh)
+        kept = SubjectShare(
+            len(self._agenda.entries) + len(self._writing), self._agenda.bytes + self._writing_bytes
+        )
+        own = self._agenda.share(subject).plus(*self._writing_shares.get(subject, SubjectShare()))
+        for what, wanted, all_kept, own_kept, most in (
+            ("scheduled messages", len(fresh), kept.count, own.count, self._count_max),
+            ("bytes of scheduled messages", size, kept.bytes, own.bytes, self._bytes_max),
+        ):
+            if all_kept + wanted > most:
+                raise ScheduleFullError(
+                    f"the broker keeps {all_kept} {what}, and takes {most} at most",
+                    limit=most,
+                    broker_group=self._broker_group,
+                )
+            share = (most - (all_kept - own_kept) + 1) // 2
+            if own_kept + wanted > share:
+                error = ScheduleFullError(
+                    f"the broker keeps {own_kept} {what} of subject {subject!r}, and takes {share} at most: half of what "
+                    "other subjects leave",
+                    limit=share,
+                    broker_group=self._broker_group,
+                    subject=subject,
+                )
+                error.hint = SHARE_HINT
+                raise error
+
+    async def _keep(self, messages: Sequence[Waits]) -> None:
+        size = sum(message.size for message in messages)
+        subject, shares = messages[0].subject, self._writing_shares
+
+        def count(number: int, size: int) -> None:
+            self._writing_bytes += size
+            share = shares[subject] = shares.get(subject, SubjectShare()).plus(number, size)
+            if not share.count:
+                del shares[subject]
+
         def end() -> None:
-            self._writing_bytes -= size
+            count(-len(messages), -size)
             for message in messages:
                 del self._writing[message.scheduled_id]
                 del self._writing_subjects[message.scheduled_id]
@@ -225,7 +257,7 @@ class Scheduler:
             self._wake.set()
 
         done = self._writer.submit(messages, then=kept, undo=end)
-        self._writing_bytes += size
+        count(len(messages), size)
         for message in messages:
             self._writing[message.scheduled_id] = done
             self._writing_subjects[message.scheduled_id] = message.subject
