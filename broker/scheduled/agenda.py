@@ -96,13 +96,13 @@ class ScheduledDelivery:
 class SubjectShare(NamedTuple):
     """What a broker keeps for one subject."""
 
-    count: int = 0
+    messages: int = 0
     bytes: int = 0
     """In the journal, about."""
 
-    def plus(self, count: int, size: int) -> SubjectShare:
+    def plus(self, messages: int, size: int) -> SubjectShare:
         """The same with other messages; with fewer, if the numbers are negative."""
-        return SubjectShare(self.count + count, self.bytes + size)
+        return SubjectShare(self.messages + messages, self.bytes + size)
 
 
 class _Settled(NamedTuple):
@@ -165,7 +165,7 @@ class Agenda:
     def _count(self, subject: str, count: int, size: int) -> None:
         self.bytes += size
         share = self._shares[subject] = self.share(subject).plus(count, size)
-        if not share.count:
+        if not share.messages:
             del self._shares[subject]
 
     def _wait(self, entry: ScheduledEntry) -> None:

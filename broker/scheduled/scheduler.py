@@ -213,7 +213,7 @@ class Scheduler:
         )
         own = self._agenda.share(subject).plus(*self._writing_shares.get(subject, SubjectShare()))
         for what, wanted, all_kept, own_kept, most in (
-            ("scheduled messages", len(fresh), kept.count, own.count, self._count_max),
+            ("scheduled messages", len(fresh), kept.messages, own.messages, self._count_max),
             ("bytes of scheduled messages", size, kept.bytes, own.bytes, self._bytes_max),
         ):
             if all_kept + wanted > most:
@@ -241,7 +241,7 @@ class Scheduler:
         def count(number: int, size: int) -> None:
             self._writing_bytes += size
             share = shares[subject] = shares.get(subject, SubjectShare()).plus(number, size)
-            if not share.count:
+            if not share.messages:
                 del shares[subject]
 
         def end() -> None:
