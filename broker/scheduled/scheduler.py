@@ -25,7 +25,6 @@ from ...protocol.errors import (
     Fate,
     KeylaneError,
     MessageTooLargeError,
-    ScheduleFullError,
     StorageError,
     SubjectDeletedError,
 )
@@ -39,6 +38,7 @@ from .agenda import Agenda, ScheduledDelivery, ScheduledEntry, SubjectShare
 from .journal import SEGMENT_BYTES, ScheduledJournal
 from .journal_writer import JournalWriter
 from .records import Canceled, Delivered, DroppedMessages, Place, Record, Taken, Waits, size_of
+from .room import check_room
 from .subjects import Subjects
 
 log = logging.getLogger("keylane.broker")
@@ -53,10 +53,6 @@ WAITS = Backoff(first_ms=50, max_ms=30_000)
 """Pauses of a subject whose messages cannot be stored now."""
 DELIVERY_S = 3.0
 """How long a cancel waits for a delivery that is under way: less than a client waits for its answer."""
-SHARE_HINT = (
-    "Other subjects keep room. Send it again when some of the subject's are delivered (keylane scheduled list --subject), "
-    "cancel some, or raise scheduled_count_max or scheduled_bytes_max in the broker's settings."
-)
 UNREADABLE_MS = 60_000
 """Pause of a message that cannot be read from the disk."""
 
@@ -212,27 +208,9 @@ class Scheduler:
             len(self._agenda.entries) + len(self._writing), self._agenda.bytes + self._writing_bytes
         )
         own = self._agenda.share(subject).plus(*self._writing_shares.get(subject, SubjectShare()))
-        for what, wanted, all_kept, own_kept, most in (
-            ("scheduled messages", len(fresh), kept.messages, own.messages, self._count_max),
-            ("bytes of scheduled messages", size, kept.bytes, own.bytes, self._bytes_max),
-        ):
-            if all_kept + wanted > most:
-                raise ScheduleFullError(
-                    f"the broker keeps {all_kept} {what}, and takes {most} at most",
-                    limit=most,
-                    broker_group=self._broker_group,
-                )
-            share = (most - (all_kept - own_kept) + 1) // 2
-            if own_kept + wanted > share:
-                error = ScheduleFullError(
-                    f"the broker keeps {own_kept} {what} of subject {subject!r}, and takes {share} at most: half of what "
-                    "other subjects leave",
-                    limit=share,
-                    broker_group=self._broker_group,
-                    subject=subject,
-                )
-                error.hint = SHARE_HINT
-                raise error
+        wanted = SubjectShare(len(fresh), size)
+        most = SubjectShare(self._count_max, self._bytes_max)
+        check_room(subject, wanted, kept, own, most, broker_group=self._broker_group)
 
     async def _keep(self, messages: Sequence[Waits]) -> None:
         size = sum(message.size for message in messages)

@@ -283,35 +283,6 @@ async def test_messages_over_the_limits_are_refused_all_of_them():
         await scheduler.schedule([message(bytes(1_000))])
 
 
-@pytest.mark.parametrize("limit", ["count_max", "bytes_max"])
-async def test_subject_keeps_room_for_others_when_it_schedules_without_end(limit):
-    """One subject took all 256 MiB for 300 days; others find half of what is free, also while messages are written."""
-    disk, size = SimDisk(), message(b"0").size
-    limits = {limit: 16 if limit == "count_max" else 16 * size}
-    scheduler = open_scheduler(disk, **limits)
-    outcomes = await asyncio.gather(
-        *(scheduler.schedule([message(b"%d" % (each % 10), each)]) for each in range(10)),
-        return_exceptions=True,
-    )
-    assert [isinstance(each, ScheduleFullError) for each in outcomes] == [False] * 8 + [True] * 2
-    error = outcomes[-1]
-    assert (error.subject, error.limit) == ("s", 8 if limit == "count_max" else 8 * size)
-    assert "cancel some" in error.hint
-    await scheduler.close()
-
-    scheduler = open_scheduler(disk, **limits)  # the shares are known at a start
-    with pytest.raises(ScheduleFullError, match="of subject 's'"):
-        await scheduler.schedule([message(b"8")])
-    for name in (b"a", b"b", b"c", b"d"):
-        await scheduler.schedule([message(name, subject="t")])
-    with pytest.raises(ScheduleFullError, match="of subject 't'"):
-        await scheduler.schedule([message(b"e", subject="t")])
-    for each in range(5):
-        await scheduler.cancel(message(b"%d" % each).scheduled_id)
-    await scheduler.schedule([message(b"e", subject="t")])
-    await scheduler.close()
-
-
 @pytest.mark.parametrize("is_stored", [False, True])
 async def test_delivery_without_an_answer_is_repeated_under_its_key(is_stored):
     """Newer messages of the subject are not delayed by it."""
