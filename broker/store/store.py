@@ -196,10 +196,8 @@ class Store:
                 nothing was stored.
         """
         header = check_batch(record)
-        if header.length != len(record):
-            raise CorruptBatchError(
-                "bytes after the batch", length=header.length, size_bytes=len(record)
-            )
+        if (length := header.length) != len(record):
+            raise CorruptBatchError("bytes after the batch", length=length, size_bytes=len(record))
         unpacked_bytes = check_lengths(record, header)
         if header.partition_id != partition_id:
             raise InvalidRequestError(

@@ -55,3 +55,18 @@ async def test_subject_keeps_room_for_others_when_it_schedules_without_end(limit
         await scheduler.cancel(message(b"%d" % each).scheduled_id)
     await scheduler.schedule([message(b"e", subject="t")])
     await scheduler.close()
+
+
+async def test_messages_over_the_limits_are_refused_all_of_them():
+    scheduler = opened(SimDisk(), count_max=3)
+    with pytest.raises(ScheduleFullError) as refused:
+        await scheduler.schedule([message(b"%d" % each) for each in range(4)])
+    assert (refused.value.limit, refused.value.broker_group) == (3, "g1")
+    assert scheduler.view()["count"] == 0
+    await scheduler.schedule([message(b"%d" % each) for each in range(2)])
+    await scheduler.schedule([message(b"other", subject="other")])
+    with pytest.raises(ScheduleFullError, match="keeps 3 scheduled messages"):
+        await scheduler.schedule([message(b"more", subject="third")])
+    scheduler = opened(SimDisk(), bytes_max=1_000)
+    with pytest.raises(ScheduleFullError, match="bytes"):
+        await scheduler.schedule([message(bytes(1_000))])
