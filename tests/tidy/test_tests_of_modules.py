@@ -45,13 +45,14 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/metaserver/access/test_issuer.py": "issuer_settings key_set",
     },
     "broker": {
+        "unit/broker/test_service.py": "answering/request_checks",
         "integration/brokers/test_broker_process.py": "app control",
         "integration/brokers/test_copied_folder.py": "standing",
     },
     "broker/offline": {"acceptance/test_broker_commands.py": "inspection"},
     "broker/partition": {
         "unit/broker/store/test_removals.py": "dropped",
-        "unit/broker/test_service.py": "answering/request_checks facts",
+        "unit/broker/test_service.py": "facts",
     },
     "broker/scheduled": {"unit/broker/scheduled/test_scheduler.py": "journal_writer"},
     "broker/storage": {
