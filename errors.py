@@ -207,6 +207,7 @@ __all__ = [
     "TokenInvalidError",
     "TokenUnknownError",
     "UnauthenticatedError",
+    "UnpackError",
     "UnreachableError",
     "UpgradeSkippedError",
     "WorkerCancelledError",

@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from ..protocol.batch import check_batch, check_lengths, columns
+from ..protocol.batch import SENDER_HINT, check_batch, check_lengths, columns
 from ..protocol.clock import Clock
 from ..protocol.endpoints import CANCEL_SCHEDULED, SCHEDULE_MESSAGES, SCHEDULED
 from ..protocol.errors import (
@@ -27,6 +27,7 @@ from ..protocol.errors import (
     KeylaneError,
     NotSentError,
     SubjectDeletedError,
+    UnpackError,
     UnreachableError,
 )
 from ..protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
@@ -120,7 +121,11 @@ class Scheduling:
         check_lengths(payload, header)
         if header.count != 1 or header.length != len(payload):
             raise InvalidRequestError("a scheduled message is a batch of one message")
-        cut = columns(payload, header)
+        try:
+            cut = columns(payload, header)
+        except UnpackError as error:
+            error.hint = SENDER_HINT
+            raise
         key, value, packed = (
             cut.blob[edges[0] : edges[1]]
             for edges in (cut.key_edges, cut.value_edges, cut.property_edges)

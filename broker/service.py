@@ -45,26 +45,29 @@ from ..protocol.frames import (
     Request,
     Schedule,
 )
-from ..protocol.ids import MAX_I64, check_offset
+from ..protocol.ids import check_offset
 from ..protocol.limits import (
     ACK_RANGES_MAX,
-    IN_FLIGHT_MS_MAX,
-    IN_FLIGHT_PER_SESSION_MAX,
     PULL_ANSWERS_MAX,
     PULL_BYTES_MAX,
     PULL_WAIT_MS_MAX,
-    TAG_BYTES_MAX,
-    TAGS_WANTED_MAX,
 )
 from ..protocol.offsets import IntervalSet, Range
-from ..protocol.parked import FailingMessage
 from ..rpc.answer_room import take_room
 from ..rpc.plane.prompt import Handled, PromptCall
 from .answering.prompt import PromptAnswers
+from .answering.request_checks import (
+    check_begun,
+    check_failed,
+    check_failing,
+    check_shared,
+    wanted_tags,
+)
+from .answering.unpack_checks import UnpackChecks
 from .answering.waiting import LongPolls
 from .background import BackgroundBudget
 from .partition.acks import apply_ack, decide_ack
-from .partition.partition import ATTEMPTS_MAX, Group, HostedPartition
+from .partition.partition import Group, HostedPartition
 from .partition.pull_lock import (
     SHARED,
     check_holder,
@@ -74,9 +77,9 @@ from .partition.pull_lock import (
     renew,
     take,
 )
-from .partition.suspects import BEGUN_MAX
 from .standing import Standing, check_standing
 from .store.group_commit import Ended
+from .store.known_groups import check_told
 from .store.store import DURABLE, Store
 from .tags import leave_out
 
@@ -101,7 +104,8 @@ class BrokerService:
         self._waiting = LongPolls()
         self._budget = BackgroundBudget()
         self._background = asyncio.Lock()
-        self._prompt = PromptAnswers(self, store, self._waiting, clock)
+        self._unpack_checks = UnpackChecks(store.run_read)
+        self._prompt = PromptAnswers(self, store, self._waiting, clock, self._unpack_checks)
         store.on_change(self._waiting.wake)
         self._handlers: dict[type[Any], FrameHandler] = {
             Append: self._append,
@@ -156,8 +160,11 @@ class BrokerService:
 
     async def _append(self, request: Append, payload: memoryview) -> Handled:
         began_ns = self._clock.boot_ns()
+        unpacks = await self._unpack_checks.wait(request.partition_id, payload)
         async with self._store.commit.turn(len(payload)):
-            append = partial(self._store.append, request.partition_id, payload, in_turn=True)
+            append = partial(
+                self._store.append, request.partition_id, payload, in_turn=True, unpacks=unpacks
+            )
             durable, (base_offset, duplicate) = self._store.commit.waited_for(append)
         await durable
         self._store.traffic.appends.observe(self._clock.boot_ns() - began_ns)
@@ -175,6 +182,8 @@ class BrokerService:
             partition.check_not_forgotten(request.group, token)
         if 0 < token <= self._store.fence_floor:
             raise FencedError(token=token, current_token=self._store.fence_floor)
+        if request.group not in partition.groups:
+            check_told(partition, request.group)
         if decide_acquire(group.lock, token=token, session=session, ttl_ms=request.ttl_ms):
             # What sessions of a shared group had in flight is no measure once the group is exclusive: none had it alone.
             switched = group.lock.shared and not shared
@@ -217,7 +226,7 @@ class BrokerService:
         return answer, b""
 
     async def _pull(self, request: Pull, _payload: memoryview) -> Handled:
-        wanted = _wanted_tags(request)
+        wanted = wanted_tags(request)
         now_ms = self._clock.boot_ms()
         partition, group, bytes_max, waits = self.check_pull(request, now_ms)
         if waits:
@@ -330,7 +339,7 @@ class BrokerService:
 
     async def _pull_shared(self, request: PullShared, _payload: memoryview) -> Handled:
         partition, group = self.owned(request)
-        bytes_max = _check_shared(request)
+        bytes_max = check_shared(request)
         session = request.session
         until_ms = self._clock.boot_ms() + request.wait_ms
         while True:
@@ -460,14 +469,14 @@ class BrokerService:
                 if group.suspects.begun:  # a message that is handled alone may be next
                     self._waiting.wake(partition.partition_id)
         if request.failed:
-            _check_failed(request, partition)
+            check_failed(request, partition)
             self._store.commit.check_room(0, own=True)
             group.failed(request.failed)
         if request.failing is not None:
-            _check_failing(request.failing, partition)
+            check_failing(request.failing, partition)
             group.note_failing(request.failing)
         if request.begun:
-            _check_begun(request, partition)
+            check_begun(request, partition)
             self._store.commit.check_room(0, own=True)
             group.begins(request.begun)
         return group.acked.cursor, partition, group
@@ -550,51 +559,3 @@ class BrokerService:
     def close(self) -> None:
         """Have all waiting pulls answered."""
         self._waiting.wake_all()
-
-
-def _check_failed(request: Ack, partition: HostedPartition) -> None:
-    """Raises InvalidRequestError, OverloadedError: no tries of messages that could have failed."""
-    if len(request.failed) > ATTEMPTS_MAX:
-        raise OverloadedError(f"more than {ATTEMPTS_MAX} failed messages in one ack")
-    for offset, attempts in request.failed:
-        if not (0 <= offset < partition.readable_offset and 1 <= attempts <= MAX_I64):
-            raise InvalidRequestError(f"no failed message: offset {offset}, {attempts} tries")
-
-
-def _check_failing(failing: FailingMessage, partition: HostedPartition) -> None:
-    """Raises InvalidRequestError: the message is not stored."""
-    end = partition.readable_offset if failing.source is None else MAX_I64
-    if not 0 <= failing.offset < end:
-        raise InvalidRequestError(f"no failing message: offset {failing.offset}")
-
-
-def _check_begun(request: Ack, partition: HostedPartition) -> None:
-    """Raises InvalidRequestError, OverloadedError: no messages that an owner could begin."""
-    if len(request.begun) > BEGUN_MAX:
-        raise OverloadedError(f"more than {BEGUN_MAX} begun messages in one ack")
-    for offset, crashes in request.begun:
-        if not (0 <= offset < partition.readable_offset and 1 <= crashes <= MAX_I64):
-            raise InvalidRequestError(f"no message to begin: offset {offset}, {crashes} crashes")
-
-
-def _wanted_tags(request: Pull) -> list[bytes]:
-    """The tags of a pull as UTF-8.  Raises InvalidRequestError."""
-    wanted = [tag.encode() for tag in request.tags]
-    if len(wanted) > TAGS_WANTED_MAX or not all(0 < len(tag) <= TAG_BYTES_MAX for tag in wanted):
-        raise InvalidRequestError(
-            f"a pull has at most {TAGS_WANTED_MAX} tags of 1 to {TAG_BYTES_MAX} bytes"
-        )
-    return wanted
-
-
-def _check_shared(request: PullShared) -> int:
-    for name, value, high in (
-        ("count_max", request.count_max, IN_FLIGHT_PER_SESSION_MAX),
-        ("in_flight_ms", request.in_flight_ms, IN_FLIGHT_MS_MAX),
-        ("bytes_max", request.bytes_max, MAX_I64),
-    ):
-        if not 1 <= value <= high:
-            raise InvalidRequestError(f"{name} is from 1 to {high}, not {value}")
-    if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
-        raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
-    return min(request.bytes_max, PULL_BYTES_MAX)

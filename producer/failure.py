@@ -25,6 +25,7 @@ from ..protocol.errors import (
     StorageError,
     StrategyMismatchError,
     SubjectDeletedError,
+    UnpackError,
     UnreachableError,
     WrongBrokerError,
 )
@@ -88,6 +89,8 @@ def wait_stage(
 
 def _may_pass(error: KeylaneError) -> bool:
     """True if the broker may take the same batch later: after a quota is free again, too."""
+    if isinstance(error, UnpackError):  # the batch is kept as it was packed
+        return False
     return isinstance(error, _TRY_AGAIN) or error.retry is RetryRule.LATER
 
 

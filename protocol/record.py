@@ -39,6 +39,8 @@ from .limits import BATCH_BYTES_MAX
 MAGIC = 0x314C4B42
 HEADER_BYTES = 96
 VERSION = 1
+COMPRESSION_AT = 14
+"""Where a record has its compression: a byte, 0 if it is not packed."""
 _LAYOUT = struct.Struct("<IIIBBBBIIQQQqqqQIIQ")
 _AFTER_CRC = struct.Struct("<IBBBBIIQQQqqqQIIQ")
 _BEFORE = struct.Struct("<II")

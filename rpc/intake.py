@@ -8,7 +8,8 @@
 Invariants
     A connection that sends no whole request head in time is closed, an idle one included.
     A connection of the data plane counts until its handshake, and no longer: it has limits of its own.
-    With access control, who does not say who calls keeps no place from those who do.
+    With access control, who does not say who calls keeps no place from those who do, and no principal keeps all places
+    from the others; servers of the cluster make room for nobody.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from aiohttp.http import HttpProcessingError, RawRequestMessage
 
 from ..protocol.control import ErrorBody, encode_json
 from ..protocol.errors import (
+    ConnectionQuotaError,
     InvalidRequestError,
     KeylaneError,
     MessageTooLargeError,
@@ -43,6 +45,10 @@ LINGERING_S = 2.0
 """The seconds for which the rest of an unread body is read, so that its sender reads the answer."""
 FILES_SHARE = 2
 """Connections use at most 1 / FILES_SHARE of the files that the process may open; the rest is for its data."""
+HELD_SHARE = 4
+"""A principal that holds more than 1 / HELD_SHARE of the places makes room for other callers, once there is none."""
+INTRODUCED_SHARE = 16
+"""With access control, there are 1 / INTRODUCED_SHARE more places for connections whose callers have not said who they are."""
 ENCODINGS = frozenset({"identity", "gzip", "deflate"})
 """Values of `Content-Encoding` that bodies may have."""
 
@@ -78,18 +84,20 @@ class HttpLimits:
 class _Handler(web.RequestHandler):
     """aiohttp's end of a connection; bytes that are no HTTP are answered with a typed error."""
 
-    __slots__ = ("_begun", "_head_s", "_on_refused", "_unknown")
+    __slots__ = ("_begun", "_callers", "_head_s", "_on_refused", "principal")
 
     def __init__(
         self,
         *args: Any,
         on_refused: Callable[[KeylaneError, str, str], None],
-        unknown: UnknownCallers | None = None,
+        callers: HttpCallers | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._on_refused = on_refused
-        self._unknown = unknown
+        self._callers = callers
+        self.principal = ""
+        """Whose place it is; "" before that is known, and of servers."""
         self._head_s: float = kwargs["keepalive_timeout"]
         self._begun = False
         """True while a part of a request's head is here."""
@@ -108,23 +116,31 @@ class _Handler(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The client is there, and has not said who calls."""
         super().connection_made(transport)
-        if self._unknown is not None:
-            self._unknown.add(self)
+        if self._callers is not None:
+            self._callers.add(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The client has left."""
         self._begun = False
-        self.keep()
+        self.keep("")
         super().connection_lost(exc)
 
-    def keep(self) -> None:
-        """It is known who calls, or the data plane has the connection: it makes room for no other one."""
-        if self._unknown is not None:
-            self._unknown.discard(self)
+    def keep(self, principal: str) -> None:
+        """
+        Note who calls; "": a server does, the data plane has the connection, or it has ended.
 
-    def make_room(self, limit: int) -> None:
+        Raises:
+            OverloadedError: as `HttpCallers.keep`.
+        """
+        if self._callers is None:
+            return
+        if not principal:
+            self._callers.free(self)
+        elif principal != self.principal:
+            self._callers.keep(self, principal)
+
+    def make_room(self, error: KeylaneError) -> None:
         """Close the connection, for another one."""
-        error = OverloadedError("too many connections have not said who calls", limit=limit)
         self._on_refused(error, "connection", self._remote())
         if self.transport is not None:
             self.transport.abort()
@@ -163,38 +179,86 @@ class _Handler(web.RequestHandler):
         return response
 
 
-class UnknownCallers:
-    """The HTTP connections of a server whose callers have not said who they are, the oldest first."""
+class HttpCallers:
+    """
+    The HTTP connections of a server that make room for others: of unknown callers, and by principal.
 
-    def __init__(self) -> None:
-        self._handlers: dict[_Handler, None] = {}
+    Args:
+        places: how many connections of known callers there may be; servers of the cluster do not count.
+    """
 
-    def __len__(self) -> int:
-        return len(self._handlers)
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._known = 0
+        self._unknown: dict[_Handler, None] = {}
+        """The oldest first."""
+        self._held: dict[str, dict[_Handler, None]] = {}
+        """Principal → its connections, the oldest first."""
+
+    def held(self, principal: str) -> int:
+        """The number of connections of a principal."""
+        return len(self._held.get(principal, ()))
 
     def add(self, handler: _Handler) -> None:
         """Note a new connection."""
-        self._handlers[handler] = None
+        self._unknown[handler] = None
 
-    def discard(self, handler: _Handler) -> None:
-        """Forget a connection, if it is here."""
-        self._handlers.pop(handler, None)
+    def free(self, handler: _Handler) -> None:
+        """Note that a connection makes room for nobody, or has ended."""
+        self._unknown.pop(handler, None)
+        if before := self._held.get(handler.principal):
+            del before[handler]
+            self._known -= 1
+            if not before:
+                del self._held[handler.principal]
+        handler.principal = ""
 
-    def close_oldest(self, limit: int) -> bool:
-        """Close the oldest; False: there is none."""
-        if not self._handlers:
+    def keep(self, handler: _Handler, principal: str) -> None:
+        """
+        Give a connection a place, now that it is known whose it is.
+
+        Raises:
+            OverloadedError: all places are taken, and no other principal has over 1 / HELD_SHARE of them.
+        """
+        if self._known >= self._places and not handler.principal:
+            most = max(self._held, key=self.held)
+            if most == principal or self.held(most) <= self._places // HELD_SHARE:
+                raise OverloadedError("too many HTTP connections", limit=self._places)
+            newest = next(
+                reversed(self._held[most])
+            )  # the longer one is there, the longer it stays
+            text = f"{most!r} has {self.held(most)} of {self._places} HTTP connections, and others have to wait"
+            self.free(newest)
+            newest.make_room(ConnectionQuotaError(text, principal=most))
+        self.free(handler)
+        handler.principal = principal
+        self._held.setdefault(principal, {})[handler] = None
+        self._known += 1
+
+    def close_oldest(self) -> bool:
+        """Close the oldest whose caller has not said who it is; False: there is none."""
+        if not self._unknown:
             return False
-        oldest = next(iter(self._handlers))
-        del self._handlers[oldest]
-        oldest.make_room(limit)
+        oldest = next(iter(self._unknown))
+        del self._unknown[oldest]
+        text = "too many connections have not said who calls"
+        oldest.make_room(OverloadedError(text, limit=self._places))
         return True
 
 
-def keep_connection(request: web.Request) -> None:
-    """Note that it is known who calls on the connection of a request."""
+def keep_connection(request: web.Request, principal: str = "") -> None:
+    """
+    Note that it is known who calls on the connection of a request.
+
+    Args:
+        principal: whose place it takes; "": it makes room for no other connection.
+
+    Raises:
+        OverloadedError: as `HttpCallers.keep`.
+    """
     handler = request.protocol
     if isinstance(handler, _Handler):
-        handler.keep()
+        handler.keep(principal)
 
 
 class LimitedSite(web.BaseSite):
@@ -206,7 +270,7 @@ class LimitedSite(web.BaseSite):
         exempt: how many open connections do not count.
         tls: None: plain HTTP.
         on_refused: called with the error, what was asked for and the host of a caller that no request is known of.
-        guarded: callers say who they are, and make room for those who have not.
+        guarded: callers say who they are; those that do not, and those with the most places, make room for others.
     """
 
     def __init__(
@@ -228,7 +292,7 @@ class LimitedSite(web.BaseSite):
         self._limits = limits
         self._exempt = exempt
         self._on_refused = on_refused
-        self._unknown = UnknownCallers() if guarded else None
+        self._callers = HttpCallers(limits.connections_max) if guarded else None
         self._openings: TlsOpenings | None = None
         if tls is not None:
             self._openings = TlsOpenings(
@@ -268,14 +332,16 @@ class LimitedSite(web.BaseSite):
         server = self._runner.server
         assert server is not None
         most = self._limits.connections_max
-        full = len(server.connections) - self._exempt() >= most
+        # Who may get a place of another principal has to say first who it is.
+        room = most if self._callers is None else most + max(1, most // INTRODUCED_SHARE)
+        full = len(server.connections) - self._exempt() >= room
         # Who is closed here leaves the connections of the server in the next turn of the event loop.
-        if full and (self._unknown is None or not self._unknown.close_oldest(most)):
+        if full and (self._callers is None or not self._callers.close_oldest()):
             return _Refusal(most, self._on_refused)
         return _Handler(
             server,
             on_refused=self._on_refused,
-            unknown=self._unknown,
+            callers=self._callers,
             loop=asyncio.get_running_loop(),
             keepalive_timeout=self._limits.head_s,  # aiohttp's time for the first head, and for the next
             lingering_time=LINGERING_S,

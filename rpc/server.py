@@ -69,7 +69,7 @@ from ..protocol.ids import MAX_I64
 from ..protocol.limits import CONTROL_BYTES_MAX
 from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_client
 from ..protocol.text import refused_value
-from .access.guard import Guard, Passed
+from .access.guard import CALLER, Guard, Passed
 from .access.peers import peer_of
 from .access.throttling import THROTTLED_HEADER
 from .answer_room import AnswerRoom, begin_answer
@@ -210,7 +210,9 @@ def _control_handler(
         body: object = None
         size = 0
         if endpoint.rights is not Rights.OPEN:
-            keep_connection(request)  # a guard asks for the body once it knows who calls
+            # A guard asks for the body once it knows who calls.
+            caller = CALLER.get()
+            keep_connection(request, "" if caller.is_server else caller.principal)
         if endpoint.request is not None:
             data = await _read_body(request, body_s)
             size = len(data)

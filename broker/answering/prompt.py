@@ -4,7 +4,7 @@
     ack    ─▶ decided ─▶ durable ─▶ answered
     pull   ─▶ see `open_pulls`
 
-What needs more (room in the commit queue, a read of the disk, tags) is left to `BrokerService.handle`.
+What needs more (room in the commit queue, a large batch to unpack, a read of the disk, tags) is left to `BrokerService.handle`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import Any, Protocol
 from ...protocol.clock import Clock
 from ...protocol.errors import KeylaneError
 from ...protocol.frames import Ack, Acked, Append, Appended, Pull, Request
+from ...protocol.record import COMPRESSION_AT
 from ...rpc.plane.prompt import PromptCall
 from ..partition.partition import Group, HostedPartition
 from ..store.group_commit import Ended
 from ..store.store import DURABLE, Store
 from .open_pulls import OpenPulls, PullDecisions
+from .unpack_checks import UnpackChecks
 from .waiting import LongPolls
 
 Beginning = Callable[[Any, memoryview, PromptCall, int], bool]
@@ -45,9 +47,17 @@ class Decisions(PullDecisions, Protocol):
 class PromptAnswers:
     """The part of a service that needs no task."""
 
-    def __init__(self, service: Decisions, store: Store, waiting: LongPolls, clock: Clock) -> None:
+    def __init__(
+        self,
+        service: Decisions,
+        store: Store,
+        waiting: LongPolls,
+        clock: Clock,
+        unpack_checks: UnpackChecks,
+    ) -> None:
         self._service = service
         self._store = store
+        self._unpack_checks = unpack_checks
         self._pulls = OpenPulls(service, store, waiting, clock)
         self._boot_ns = clock.boot_ns
         self.beginnings: dict[type[Request], Beginning] = {
@@ -59,6 +69,11 @@ class PromptAnswers:
         self, request: Append, payload: memoryview, call: PromptCall, began_ns: int
     ) -> bool:
         if not self._store.commit.takes_now(len(payload)):
+            return False
+        checks = self._unpack_checks
+        if request.partition_id in checks.latest:
+            return False
+        if len(payload) > COMPRESSION_AT and payload[COMPRESSION_AT] and checks.is_large(payload):
             return False
         store = self._store
 

@@ -28,13 +28,14 @@ from ...protocol.errors import (
 from ...protocol.ids import MAX_I64, NO_PRODUCER, check_name
 from ...protocol.limits import (
     GROUPS_PER_SUBJECT_MAX,
+    MESSAGE_BYTES_MAX,
     PARTITION_MESSAGES_MAX,
     PRODUCERS_PER_PARTITION_MAX,
 )
 from ...protocol.message import message_too_large
 from ...protocol.offsets import AckedOffsets, IntervalSet, Range
 from ...protocol.parked import FailingMessage
-from ...protocol.record import Compression, Header
+from ...protocol.record import Header
 from ...protocol.routing import PartitionState
 from .appends import Duplicate, Producers, ProducerState, after_append, decide_append
 from .in_flight import InFlight
@@ -370,17 +371,15 @@ class HostedPartition:
 
     def check_message_sizes(self, record: memoryview, header: Header) -> None:
         """
-        Check the messages of a batch that is to be stored; a batch that is no longer than the limit is not looked into.
+        Check the messages of a batch that is to be stored, and that is longer than the limit when it is unpacked.
 
         Raises:
             MessageTooLargeError: a message is over the limit of the subject.
         """
-        limit = self.facts.message_bytes_max
-        packed = header.compression != Compression.NONE
-        if limit and (packed or header.length > limit):
-            size = largest_message(record, header)
-            if size > limit:
-                raise message_too_large(size, limit)
+        limit = self.facts.message_bytes_max or MESSAGE_BYTES_MAX
+        size = largest_message(record, header)
+        if size > limit:
+            raise message_too_large(size, limit)
 
     def apply_append(self, header: Header, *, base_offset: int, appended_at_ms: int) -> AppendUndo:
         """Add a batch to the state; returns the argument of `undo_append`."""

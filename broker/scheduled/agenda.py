@@ -93,6 +93,18 @@ class ScheduledDelivery:
     """The segment of the journal that has its record."""
 
 
+class SubjectShare(NamedTuple):
+    """What a broker keeps for one subject."""
+
+    messages: int = 0
+    bytes: int = 0
+    """In the journal, about."""
+
+    def plus(self, messages: int, size: int) -> SubjectShare:
+        """The same with other messages; with fewer, if the numbers are negative."""
+        return SubjectShare(self.messages + messages, self.bytes + size)
+
+
 class _Settled(NamedTuple):
     """What became of a message, and the segment that has the record of it."""
 
@@ -108,6 +120,8 @@ class Agenda:
         self.deliveries: dict[str, ScheduledDelivery] = {}
         self.bytes = 0
         """Bytes of the entries in the journal, about."""
+        self._shares: dict[str, SubjectShare] = {}
+        """The entries by subject."""
         self._delivery_of: dict[bytes, str] = {}
         self._heap: list[_Moment] = []
         """The times of messages that wait, and of some that wait no more."""
@@ -141,8 +155,18 @@ class Agenda:
             entry.subject_id = record.subject_id
         self._settled.pop(record.scheduled_id, None)
         self.entries[entry.scheduled_id] = entry
-        self.bytes += entry.size
+        self._count(entry.subject, 1, entry.size)
         self._wait(entry)
+
+    def share(self, subject: str) -> SubjectShare:
+        """The entries of a subject."""
+        return self._shares.get(subject, SubjectShare())
+
+    def _count(self, subject: str, count: int, size: int) -> None:
+        self.bytes += size
+        share = self._shares[subject] = self.share(subject).plus(count, size)
+        if not share.messages:
+            del self._shares[subject]
 
     def _wait(self, entry: ScheduledEntry) -> None:
         entry.taken = False
@@ -201,7 +225,7 @@ class Agenda:
     def _settle(self, scheduled_id: bytes, outcome: CancelOutcome, segment: int) -> None:
         entry = self.entries.pop(scheduled_id, None)
         if entry is not None:
-            self.bytes -= entry.size
+            self._count(entry.subject, -1, -entry.size)
         self._settled[scheduled_id] = _Settled(outcome, segment)
         self._settled.move_to_end(scheduled_id)
         if len(self._settled) > SETTLED_MAX:

@@ -25,7 +25,6 @@ from ...protocol.errors import (
     Fate,
     KeylaneError,
     MessageTooLargeError,
-    ScheduleFullError,
     StorageError,
     SubjectDeletedError,
 )
@@ -35,10 +34,11 @@ from ...protocol.text import LISTED_MAX, counted, listed
 from ..standing import Standing
 from ..storage.files import Files
 from ..store.group_commit import RunBlocking
-from .agenda import Agenda, ScheduledDelivery, ScheduledEntry
+from .agenda import Agenda, ScheduledDelivery, ScheduledEntry, SubjectShare
 from .journal import SEGMENT_BYTES, ScheduledJournal
 from .journal_writer import JournalWriter
 from .records import Canceled, Delivered, DroppedMessages, Place, Record, Taken, Waits, size_of
+from .room import check_room
 from .subjects import Subjects
 
 log = logging.getLogger("keylane.broker")
@@ -90,6 +90,7 @@ class Scheduler:
         """Messages that are not durable yet."""
         self._writing_subjects: dict[bytes, str] = {}
         """The subjects of these."""
+        self._writing_shares: dict[str, SubjectShare] = {}
         self._canceling: dict[bytes, asyncio.Future[None]] = {}
         """Cancels and drops that are not durable yet."""
         self._writing_bytes = 0
@@ -170,7 +171,7 @@ class Scheduler:
 
     async def schedule(self, messages: Sequence[Waits]) -> list[bool]:
         """
-        Keep messages durably, all of them or none; one with a known id is kept already.
+        Keep messages of one subject durably, all of them or none; one with a known id is kept already.
 
         Returns:
             For each message whether it was known.
@@ -187,33 +188,42 @@ class Scheduler:
         fresh = [message for message, old in zip(messages, known, strict=True) if not old]
         if fresh:
             self._writer.check()
-            size = sum(message.size for message in fresh)
-            self._check_limits(len(fresh), size)
-            await self._keep(fresh, size)
+            self._check_limits(fresh)
+            await self._keep(fresh)
         for working in writing:
             if working is not None:
                 await asyncio.shield(working)
         return known
 
-    def _check_limits(self, count: int, size: int) -> None:
-        kept = len(self._agenda.entries) + len(self._writing)
-        if kept + count > self._count_max:
-            raise ScheduleFullError(
-                f"the broker keeps {kept} scheduled messages, and takes {self._count_max} at most",
-                limit=self._count_max,
-                broker_group=self._broker_group,
-            )
-        kept = self._agenda.bytes + self._writing_bytes
-        if kept + size > self._bytes_max:
-            raise ScheduleFullError(
-                f"the broker keeps {kept} bytes of scheduled messages, and takes {self._bytes_max} at most",
-                limit=self._bytes_max,
-                broker_group=self._broker_group,
-            )
+    def _check_limits(self, fresh: Sequence[Waits]) -> None:
+        """
+        Check that there is room for messages, of the broker and of their subject.
 
-    async def _keep(self, messages: Sequence[Waits], size: int) -> None:
+        Raises:
+            ScheduleFullError: the broker is full, or the subject has its share.
+        """
+        subject = fresh[0].subject
+        size = sum(message.size for message in fresh)
+        kept = SubjectShare(
+            len(self._agenda.entries) + len(self._writing), self._agenda.bytes + self._writing_bytes
+        )
+        own = self._agenda.share(subject).plus(*self._writing_shares.get(subject, SubjectShare()))
+        wanted = SubjectShare(len(fresh), size)
+        most = SubjectShare(self._count_max, self._bytes_max)
+        check_room(subject, wanted, kept, own, most, broker_group=self._broker_group)
+
+    async def _keep(self, messages: Sequence[Waits]) -> None:
+        size = sum(message.size for message in messages)
+        subject, shares = messages[0].subject, self._writing_shares
+
+        def count(number: int, size: int) -> None:
+            self._writing_bytes += size
+            share = shares[subject] = shares.get(subject, SubjectShare()).plus(number, size)
+            if not share.messages:
+                del shares[subject]
+
         def end() -> None:
-            self._writing_bytes -= size
+            count(-len(messages), -size)
             for message in messages:
                 del self._writing[message.scheduled_id]
                 del self._writing_subjects[message.scheduled_id]
@@ -225,7 +235,7 @@ class Scheduler:
             self._wake.set()
 
         done = self._writer.submit(messages, then=kept, undo=end)
-        self._writing_bytes += size
+        count(len(messages), size)
         for message in messages:
             self._writing[message.scheduled_id] = done
             self._writing_subjects[message.scheduled_id] = message.subject

@@ -8,6 +8,7 @@ A group acquires a partition only when a consumer is granted it, and a child onl
 then the broker would not know the group, and retention could remove messages that the group has not read.
 
 Invariants
+    A partition whose broker was told all groups gets no other one by being acquired: a client cannot make groups.
     A partition counts as told only when TOLD and every group before it are durable.
     When the metaserver says that the broker may lack a group, no partition counts as told until its groups are told
     again.
@@ -18,7 +19,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from ...protocol.errors import GroupDeletedError
+from ...protocol.control import Retention
+from ...protocol.errors import GroupDeletedError, GroupUnknownError
 from ...protocol.offsets import AckedOffsets
 from ..partition.partition import Group, HostedPartition
 from ..partition.records import encode_told
@@ -65,6 +67,24 @@ def know_groups(
         store.commit.check_room(OWN_RECORD_BYTES, own=True)
         durable = _mark(store, partition)
     return durable
+
+
+def check_told(partition: HostedPartition, name: str) -> None:
+    """
+    Check that an owner of this group may acquire the partition, which has no progress of the group.
+
+    A metaserver grants a partition only once its broker has the group on its disk, so an owner whose group is not among
+    all groups has no grant.  Where retention is by time alone, or by an older metaserver not said, groups are not told.
+
+    Raises:
+        GroupUnknownError: the metaserver has told all groups of the subject, and this is none of them.
+    """
+    if partition.groups_told and partition.facts.retention is Retention.ACKED:
+        raise GroupUnknownError(
+            f"no metaserver has told this broker of consumer group {name!r}",
+            subject=partition.facts.subject,
+            group=name,
+        )
 
 
 def forget_told(store: Store) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from copy import copy
 from functools import partial
 
-from ...protocol.batch import check_batch, check_lengths
+from ...protocol.batch import check_batch, check_lengths, check_unpacks
 from ...protocol.clock import Clock
 from ...protocol.control import HostPartition, TimeBound
 from ...protocol.errors import (
@@ -24,6 +24,7 @@ from ...protocol.errors import (
     OffsetOutOfRangeError,
     StorageError,
 )
+from ...protocol.limits import MESSAGE_BYTES_MAX
 from ...protocol.record import HEADER_BYTES
 from ..partition.appends import Duplicate
 from ..partition.facts import check_facts
@@ -170,7 +171,13 @@ class Store:
 
     # ── appends ───────────────────────────────────────────────────────────────────────────────────────
     def append(
-        self, partition_id: int, record: memoryview, ended: Ended, *, in_turn: bool = False
+        self,
+        partition_id: int,
+        record: memoryview,
+        ended: Ended,
+        *,
+        in_turn: bool = False,
+        unpacks: bool = False,
     ) -> tuple[int, bool]:
         """
         Decide on a batch, and queue it.
@@ -178,21 +185,20 @@ class Store:
         Args:
             ended: called once the batch is durable, or has failed; not before this returns.
             in_turn: the caller has waited for room with `commit.turn`.
+            unpacks: the caller has checked that a packed batch unpacks; else it is unpacked here, where it is to be stored.
 
         Returns:
             Its base offset, and True if it is a duplicate.
 
         Raises:
-            CorruptBatchError, InvalidRequestError, PartitionUnknownError, StaleRouteError, SequenceGapError,
-            SequenceReusedError, ProducerFencedError, MessageTooLargeError, OverloadedError, BrokerReadOnlyError:
+            CorruptBatchError, UnpackError, InvalidRequestError, PartitionUnknownError, StaleRouteError,
+            SequenceGapError, SequenceReusedError, ProducerFencedError, MessageTooLargeError, OverloadedError, BrokerReadOnlyError:
                 nothing was stored.
         """
         header = check_batch(record)
-        if header.length != len(record):
-            raise CorruptBatchError(
-                "bytes after the batch", length=header.length, size_bytes=len(record)
-            )
-        check_lengths(record, header)
+        if (length := header.length) != len(record):
+            raise CorruptBatchError("bytes after the batch", length=length, size_bytes=len(record))
+        unpacked_bytes = check_lengths(record, header)
         if header.partition_id != partition_id:
             raise InvalidRequestError(
                 f"a batch of partition {header.partition_id} for partition {partition_id}",
@@ -205,8 +211,10 @@ class Store:
         if isinstance(duplicate, Duplicate):
             self.commit.when_flushed(ended)
             return duplicate.base_offset, True
-        if partition.facts.message_bytes_max:
+        if unpacked_bytes > (partition.facts.message_bytes_max or MESSAGE_BYTES_MAX):
             partition.check_message_sizes(record, header)
+        if header.compression and not unpacks:
+            check_unpacks(record, header)
         base_offset = partition.next_offset
         undo = partition.apply_append(
             header, base_offset=base_offset, appended_at_ms=self._clock.wall_ns() // 1_000_000

@@ -38,7 +38,7 @@
     │   ├── StrategyMismatchError, NotEnoughBrokersError, NoPartitionError
     │   ├── OperationRunningError, OperationUnknownError, OperationForwardError, GroupStrategyError
     │   ├── BrokerGroupUnknownError, BrokerCordonedError, CreationRunningError
-    │   ├── OffsetOutOfRangeError, CorruptBatchError, FrameError
+    │   ├── OffsetOutOfRangeError, CorruptBatchError (UnpackError), FrameError
     │   │   └── DataLossError          retention has removed rows of a range that is read
     │   ├── BrokerReadOnlyError, OverloadedError           try later
     │   │   └── AnswerNotTakenError        a client takes no answer; its fate is UNKNOWN

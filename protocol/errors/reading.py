@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .base import Detail, KeylaneError, RetryRule
-from .refusals import OffsetOutOfRangeError
+from .refusals import CorruptBatchError, OffsetOutOfRangeError
 
 
 class ReadFilterError(KeylaneError):
@@ -68,3 +68,17 @@ class SparkProcessError(KeylaneError):
     """The Python that runs the process."""
     missing = Detail(str)
     """The module that it lacks."""
+
+
+class UnpackError(CorruptBatchError):
+    """The checksum of a packed batch is right, and it does not unpack to what its lengths say: its sender packed it so."""
+
+    code = 1163
+    summary = "the packed batch does not unpack"
+    retry = RetryRule.NEVER
+    hint = (
+        "Every reader finds it so. Pass its messages: open a Reader at offset + count; for a consumer group: "
+        "keylane group reset SUBJECT GROUP --partition PARTITION --to OFFSET --live"
+    )
+    count = Detail(int)
+    """Messages of the batch, of which `offset` is the first."""

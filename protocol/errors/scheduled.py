@@ -32,7 +32,11 @@ class DeliverAtKeyError(RefusedError):
 
 
 class ScheduleFullError(RefusedError):
-    """A broker has as many scheduled messages, or bytes of them, as its settings allow."""
+    """
+    A broker has as many scheduled messages, or bytes of them, as its settings allow, or a subject has its share.
+
+    A subject may have half of what the other subjects leave; then the error has `subject`.
+    """
 
     code = 1242
     retry = RetryRule.LATER
@@ -40,6 +44,7 @@ class ScheduleFullError(RefusedError):
     hint = "Send it again later, or raise scheduled_count_max or scheduled_bytes_max in the broker's settings."
     limit = Detail(int)
     broker_group = Detail(str)
+    subject = Detail(str)
 
 
 class ScheduledUnknownError(RefusedError):

@@ -45,6 +45,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/metaserver/access/test_issuer.py": "issuer_settings key_set",
     },
     "broker": {
+        "unit/broker/test_service.py": "answering/request_checks",
         "integration/brokers/test_broker_process.py": "app control",
         "integration/brokers/test_copied_folder.py": "standing",
     },

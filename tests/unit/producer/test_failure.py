@@ -19,6 +19,7 @@ from keylane.protocol.errors import (
     SequenceGapError,
     SequenceReusedError,
     StaleRouteError,
+    UnpackError,
     WrongBrokerError,
 )
 
@@ -81,6 +82,12 @@ def test_best_tried_gives_up_after_its_time_and_its_tries(error):
         for tries, waited_ms in ((10, 59_999), (9, 60_000), (10, 60_000))
     ]
     assert steps == [Step.ELSEWHERE, Step.ELSEWHERE, Step.GIVE_UP]
+
+
+@pytest.mark.parametrize("strategy", [STRICT, BEST_TRIED])
+def test_batch_is_given_up_when_it_does_not_unpack(strategy):
+    """It is kept as it was packed, so that it would be refused for ever."""
+    assert decide(UnpackError, strategy) is Step.GIVE_UP
 
 
 @pytest.mark.parametrize("error", [StaleRouteError, PartitionUnknownError])

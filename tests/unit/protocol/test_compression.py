@@ -16,7 +16,7 @@ from keylane.protocol.batch import (
     encode_batch,
     unpacked,
 )
-from keylane.protocol.errors import CorruptBatchError
+from keylane.protocol.errors import CorruptBatchError, RetryRule, UnpackError
 from keylane.protocol.limits import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX, UNPACKED_RATIO_MAX
 from keylane.protocol.record import HEADER_BYTES, Compression, Kind, encode_record
 
@@ -127,3 +127,19 @@ def test_unknown_compression_is_refused():
     record = forged(3, 4, b"abcd")
     with pytest.raises(CorruptBatchError, match="not a message batch"):
         check_batch(record)
+
+
+@pytest.mark.parametrize("compression", PACKED)
+def test_reader_is_told_how_to_pass_a_batch_when_it_does_not_unpack(compression):
+    """Where it is, how many messages it has, and what helps: to send it again is the advice for another one."""
+    blob = PACK[compression](b"0123456789" * 100)
+    body = bytes(8) + struct.pack("<III", 0, 1_001, 0) + blob
+    record = encode_record(
+        body, kind=Kind.MESSAGES, count=1, compression=compression, partition_id=9, base_offset=41
+    )
+    with pytest.raises(UnpackError) as met:
+        columns(record, check_batch(record))
+    assert (met.value.partition_id, met.value.offset, met.value.count) == (9, 41, 1)
+    assert "group reset" in met.value.hint
+    assert "Send it again" not in met.value.hint
+    assert met.value.retry is RetryRule.NEVER

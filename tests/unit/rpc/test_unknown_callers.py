@@ -14,7 +14,7 @@ from keylane.protocol.access.rights import AccessGrant, Rights
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import Done
 from keylane.protocol.endpoints import DATA_PATH
-from keylane.protocol.errors import OverloadedError
+from keylane.protocol.errors import ConnectionQuotaError, OverloadedError
 from keylane.protocol.frames import Append, Authenticate, Authenticated, Released, encode_frame
 from keylane.protocol.frames import decode_answer as decoded
 from keylane.protocol.http.endpoint import Endpoint
@@ -110,8 +110,9 @@ PLACES = 4
 async def http_server(noted: list[Any]) -> AsyncIterator[Server]:
     """A server with access control and few places for plain HTTP; a call waits for as long as its query says."""
 
-    async def identify(_text: str) -> Caller:
-        return Caller("shop", (AccessGrant(Rights.READ),))
+    async def identify(text: str) -> Caller:
+        right = Rights.CLUSTER if text == "broker" else Rights.READ
+        return Caller("shop" if text == "x" else text, (AccessGrant(right),))
 
     async def targets(_endpoint: Any, _body: Any, _params: Any) -> list[AccessTarget]:
         return [AccessTarget("orders")]
@@ -196,3 +197,48 @@ async def test_known_http_callers_keep_their_places():
         async with session.get("/v1/asked") as answer:
             assert answer.status == 503
         assert [(await call).status for call in waits] == [200] * PLACES
+
+
+async def _calls(server: Server, name: str, seconds: float = 0) -> int:
+    """The status of a call on a connection of its own; 0: the server closed the connection."""
+    request = (
+        f"GET /v1/asked?s={seconds} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {name}\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        writer.write(request.encode())
+        head = await reader.readline()
+    except ConnectionError:
+        return 0
+    finally:
+        writer.transport.abort()
+    return int(head.split()[1]) if head else 0
+
+
+async def test_principal_with_most_http_places_makes_room_for_others():
+    """A known principal held all of them for as long as it liked; its oldest calls go on, and none of others ends."""
+    noted: list[Any] = []
+    async with http_server(noted) as server, asyncio.timeout(30):
+        other = asyncio.create_task(_calls(server, "other", 1))
+        await asyncio.sleep(0.1)
+        greedy = []
+        for _ in range(PLACES - 1):
+            greedy.append(asyncio.create_task(_calls(server, "greedy", 1)))
+            await asyncio.sleep(0.05)
+        assert (
+            await _calls(server, "greedy") == 503
+        )  # its own newer calls get no place of its older ones
+        assert await _calls(server, "shop") == 200
+        assert await _calls(server, "broker") == 200
+        assert [await call for call in (other, *greedy)] == [200, 200, 200, 0]
+    told = [event for event in noted if event.code == ConnectionQuotaError.code]
+    assert len(told) == 1
+
+
+async def test_http_places_are_free_again_when_their_callers_have_left():
+    noted: list[Any] = []
+    async with http_server(noted) as server, asyncio.timeout(30):
+        for _ in range(3):
+            calls = [asyncio.create_task(_calls(server, f"p{n}", 0.2)) for n in range(PLACES)]
+            assert [await call for call in calls] == [200] * PLACES

@@ -24,7 +24,6 @@ from keylane.protocol.errors import (
     OutcomeUnknownError,
     OverloadedError,
     ScheduledTakenError,
-    ScheduleFullError,
     StorageError,
     SubjectDeletedError,
 )
@@ -166,20 +165,6 @@ async def test_subject_of_a_message_is_known_while_it_is_written():
     assert (told, scheduler.subject_of(kept.scheduled_id)) == ("s", "s")
     assert not scheduler._writing_subjects
     await scheduler.close()
-
-
-async def test_messages_over_the_limits_are_refused_all_of_them():
-    scheduler = open_scheduler(SimDisk(), count_max=3)
-    with pytest.raises(ScheduleFullError) as refused:
-        await scheduler.schedule([message(b"%d" % each) for each in range(4)])
-    assert (refused.value.limit, refused.value.broker_group) == (3, "g1")
-    assert scheduler.view()["count"] == 0
-    await scheduler.schedule([message(b"%d" % each) for each in range(3)])
-    with pytest.raises(ScheduleFullError):
-        await scheduler.schedule([message(b"more")])
-    scheduler = open_scheduler(SimDisk(), bytes_max=1_000)
-    with pytest.raises(ScheduleFullError, match="bytes"):
-        await scheduler.schedule([message(bytes(1_000))])
 
 
 @pytest.mark.parametrize("is_stored", [False, True])

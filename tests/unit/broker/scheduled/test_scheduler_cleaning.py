@@ -35,7 +35,7 @@ async def with_two_segments(disk: SimDisk, count: int) -> Scheduler:
         rng=random.Random(7),
         run_blocking=in_place,
         broker_group="g1",
-        count_max=10_000,
+        count_max=20_000,
         bytes_max=1 << 28,
         segment_bytes=SEGMENT_BYTES,
     )

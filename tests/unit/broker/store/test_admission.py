@@ -21,7 +21,7 @@ from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
 from sim.machines.store import Desk, batch, open_store
 
-LARGE = b"x" * (1 << 20)
+LARGE = b"x" * ((1 << 20) - 100)
 SMALL = b"x" * 20_000
 
 

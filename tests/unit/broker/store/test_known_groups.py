@@ -12,11 +12,12 @@ from keylane.broker.control import BrokerControl
 from keylane.broker.partition.image import image_of, partition_of
 from keylane.broker.retention.loop import Cleaning
 from keylane.broker.store.known_groups import know_groups
+from keylane.broker.store.removals import forget_group
 from keylane.broker.store.store import Store
 from keylane.protocol.control import HostPartition, Retention
-from keylane.protocol.errors import BrokerReadOnlyError
-from keylane.protocol.frames import Ack, AcquireShared, PullShared
-from keylane.protocol.progress import KnowGroups
+from keylane.protocol.errors import BrokerReadOnlyError, FencedError, GroupUnknownError
+from keylane.protocol.frames import Ack, Acquire, AcquireShared, PullShared
+from keylane.protocol.progress import ForgetGroup, KnowGroups
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
 from sim.machines.store import SESSION, Desk, batch, facts, in_place, open_store, settings_of
@@ -318,3 +319,50 @@ async def test_older_log_counts_as_never_told():
     again = open_store(disk, clock=clock)
     assert not again.state.partition(1).groups_told
     assert not partition_of(1, image_of(again.state.partition(1))).groups_told
+
+
+@pytest.mark.parametrize("kind", [Acquire, AcquireShared])
+async def test_acquire_makes_no_group_when_all_groups_were_told(kind):
+    """A client with `consume` on every group made a thousand, and no new group found a place; a told one does."""
+    broker = GatedBroker()
+    await broker.host(retention=Retention.ACKED, groups=("told",))
+    for number in range(3):
+        with pytest.raises(GroupUnknownError) as refused:
+            await broker.desk.say(kind(1, f"ghost{number}", SESSION, 1, 2000))
+        assert (refused.value.subject, refused.value.group) == ("flights", f"ghost{number}")
+    assert list(broker.store.state.partition(1).groups) == ["told"]
+    await broker.desk.say(kind(1, "told", SESSION, 1, 2000))
+    await know_groups(broker.store, broker.store.state.partition(1), ("later",), complete=True)
+    await broker.desk.say(kind(1, "later", SESSION, 1, 2000))
+    broker.kill()
+    with pytest.raises(GroupUnknownError):
+        await broker.desk.say(kind(1, "ghost", SESSION, 1, 2000))
+    await broker.desk.say(kind(1, "later", SESSION, 2, 2000))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"retention": Retention.TIME, "groups": ()},
+        {"groups": ()},
+        {"retention": Retention.ACKED},
+    ],
+    ids=["by time", "older metaserver", "never told"],
+)
+async def test_acquire_makes_a_group_when_brokers_may_not_have_been_told(said):
+    """Of a subject whose messages go by age no groups are told, and an older metaserver does not say how they go."""
+    broker = GatedBroker()
+    await broker.host(**said)
+    await broker.desk.say(Acquire(1, "new", SESSION, 1, 2000))
+    assert list(broker.store.state.partition(1).groups) == ["new"]
+
+
+async def test_acquire_of_a_deleted_group_is_fenced_when_all_groups_were_told():
+    """A consumer of it learns that its lease has ended."""
+    broker = GatedBroker()
+    await broker.host(retention=Retention.ACKED, groups=("gone",))
+    ask = ForgetGroup(group="gone", token=5)
+    _, durable = forget_group(broker.store, broker.store.state.partition(1), ask)
+    await durable
+    with pytest.raises(FencedError):
+        await broker.desk.say(Acquire(1, "gone", SESSION, 5, 2000))

@@ -1,0 +1,67 @@
+"""Checks the fields of acks and pulls: their limits, and that they name stored messages.  Pure."""
+
+from __future__ import annotations
+
+from ...protocol.errors import InvalidRequestError, OverloadedError
+from ...protocol.frames import Ack, Pull, PullShared
+from ...protocol.ids import MAX_I64
+from ...protocol.limits import (
+    IN_FLIGHT_MS_MAX,
+    IN_FLIGHT_PER_SESSION_MAX,
+    PULL_BYTES_MAX,
+    PULL_WAIT_MS_MAX,
+    TAG_BYTES_MAX,
+    TAGS_WANTED_MAX,
+)
+from ...protocol.parked import FailingMessage
+from ..partition.partition import ATTEMPTS_MAX, HostedPartition
+from ..partition.suspects import BEGUN_MAX
+
+
+def check_failed(request: Ack, partition: HostedPartition) -> None:
+    """Raises InvalidRequestError, OverloadedError: no tries of messages that could have failed."""
+    if len(request.failed) > ATTEMPTS_MAX:
+        raise OverloadedError(f"more than {ATTEMPTS_MAX} failed messages in one ack")
+    for offset, attempts in request.failed:
+        if not (0 <= offset < partition.readable_offset and 1 <= attempts <= MAX_I64):
+            raise InvalidRequestError(f"no failed message: offset {offset}, {attempts} tries")
+
+
+def check_failing(failing: FailingMessage, partition: HostedPartition) -> None:
+    """Raises InvalidRequestError: the message is not stored."""
+    end = partition.readable_offset if failing.source is None else MAX_I64
+    if not 0 <= failing.offset < end:
+        raise InvalidRequestError(f"no failing message: offset {failing.offset}")
+
+
+def check_begun(request: Ack, partition: HostedPartition) -> None:
+    """Raises InvalidRequestError, OverloadedError: no messages that an owner could begin."""
+    if len(request.begun) > BEGUN_MAX:
+        raise OverloadedError(f"more than {BEGUN_MAX} begun messages in one ack")
+    for offset, crashes in request.begun:
+        if not (0 <= offset < partition.readable_offset and 1 <= crashes <= MAX_I64):
+            raise InvalidRequestError(f"no message to begin: offset {offset}, {crashes} crashes")
+
+
+def wanted_tags(request: Pull) -> list[bytes]:
+    """The tags of a pull as UTF-8.  Raises InvalidRequestError."""
+    wanted = [tag.encode() for tag in request.tags]
+    if len(wanted) > TAGS_WANTED_MAX or not all(0 < len(tag) <= TAG_BYTES_MAX for tag in wanted):
+        raise InvalidRequestError(
+            f"a pull has at most {TAGS_WANTED_MAX} tags of 1 to {TAG_BYTES_MAX} bytes"
+        )
+    return wanted
+
+
+def check_shared(request: PullShared) -> int:
+    """The bytes that the answer may have.  Raises InvalidRequestError."""
+    for name, value, high in (
+        ("count_max", request.count_max, IN_FLIGHT_PER_SESSION_MAX),
+        ("in_flight_ms", request.in_flight_ms, IN_FLIGHT_MS_MAX),
+        ("bytes_max", request.bytes_max, MAX_I64),
+    ):
+        if not 1 <= value <= high:
+            raise InvalidRequestError(f"{name} is from 1 to {high}, not {value}")
+    if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
+        raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
+    return min(request.bytes_max, PULL_BYTES_MAX)

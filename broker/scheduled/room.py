@@ -1,0 +1,56 @@
+"""How much a broker keeps for later delivery, of all subjects and of one, so that no subject takes the room of others.  Pure.
+
+room of a subject = half of what the other subjects leave; where there is no other, half of all
+"""
+
+from __future__ import annotations
+
+from ...protocol.errors import ScheduleFullError
+from .agenda import SubjectShare
+
+SHARE_HINT = (
+    "Other subjects keep room. Send it again when some of the subject's are delivered (keylane scheduled list --subject), "
+    "cancel some, or raise scheduled_count_max or scheduled_bytes_max in the broker's settings."
+)
+
+
+def check_room(
+    subject: str,
+    wanted: SubjectShare,
+    kept: SubjectShare,
+    own: SubjectShare,
+    most: SubjectShare,
+    *,
+    broker_group: str,
+) -> None:
+    """
+    Check that there is room for messages of a subject.
+
+    Args:
+        kept: what the broker keeps of all subjects.
+        own: what it keeps of this one.
+        most: what it may keep.
+
+    Raises:
+        ScheduleFullError: the broker is full, or the subject has its share.
+    """
+    for what, new, all_kept, own_kept, limit in zip(
+        ("scheduled messages", "bytes of scheduled messages"), wanted, kept, own, most, strict=True
+    ):
+        if all_kept + new > limit:
+            raise ScheduleFullError(
+                f"the broker keeps {all_kept} {what}, and takes {limit} at most",
+                limit=limit,
+                broker_group=broker_group,
+            )
+        share = (limit - (all_kept - own_kept) + 1) // 2
+        if own_kept + new > share:
+            error = ScheduleFullError(
+                f"the broker keeps {own_kept} {what} of subject {subject!r}, and takes {share} at most: half of what other "
+                "subjects leave",
+                limit=share,
+                broker_group=broker_group,
+                subject=subject,
+            )
+            error.hint = SHARE_HINT
+            raise error

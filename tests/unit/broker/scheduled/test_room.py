@@ -1,0 +1,72 @@
+"""The room of a subject among the scheduled messages of a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from keylane.broker.scheduled.records import Waits
+from keylane.broker.scheduled.scheduler import Scheduler
+from keylane.protocol.clock import SystemClock
+from keylane.protocol.errors import ScheduleFullError
+from keylane.testing.machines.disk import SimDisk
+from sim.machines.store import in_place
+
+CLOCK = SystemClock()
+
+
+def opened(disk: SimDisk, **limits: int) -> Scheduler:
+    return Scheduler.open(
+        disk, clock=CLOCK, rng=random.Random(7), run_blocking=in_place, broker_group="g1",
+        **({"count_max": 10_000, "bytes_max": 1 << 20} | limits),
+    )  # fmt: skip
+
+
+def message(name: bytes, after_ms: int = 20, *, subject: str = "s") -> Waits:
+    return Waits(name.rjust(16, b"-"), CLOCK.wall_ms() + after_ms, subject, 1, name, b"")
+
+
+@pytest.mark.parametrize("limit", ["count_max", "bytes_max"])
+async def test_subject_keeps_room_for_others_when_it_schedules_without_end(limit):
+    """One subject took all 256 MiB for 300 days; others find half of what is free, also while messages are written."""
+    disk, size = SimDisk(), message(b"0").size
+    limits = {limit: 16 if limit == "count_max" else 16 * size}
+    scheduler = opened(disk, **limits)
+    outcomes = await asyncio.gather(
+        *(scheduler.schedule([message(b"%d" % (each % 10), each)]) for each in range(10)),
+        return_exceptions=True,
+    )
+    assert [isinstance(each, ScheduleFullError) for each in outcomes] == [False] * 8 + [True] * 2
+    error = outcomes[-1]
+    assert (error.subject, error.limit) == ("s", 8 if limit == "count_max" else 8 * size)
+    assert "cancel some" in error.hint
+    await scheduler.close()
+
+    scheduler = opened(disk, **limits)  # the shares are known at a start
+    with pytest.raises(ScheduleFullError, match="of subject 's'"):
+        await scheduler.schedule([message(b"8")])
+    for name in (b"a", b"b", b"c", b"d"):
+        await scheduler.schedule([message(name, subject="t")])
+    with pytest.raises(ScheduleFullError, match="of subject 't'"):
+        await scheduler.schedule([message(b"e", subject="t")])
+    for each in range(5):
+        await scheduler.cancel(message(b"%d" % each).scheduled_id)
+    await scheduler.schedule([message(b"e", subject="t")])
+    await scheduler.close()
+
+
+async def test_messages_over_the_limits_are_refused_all_of_them():
+    scheduler = opened(SimDisk(), count_max=3)
+    with pytest.raises(ScheduleFullError) as refused:
+        await scheduler.schedule([message(b"%d" % each) for each in range(4)])
+    assert (refused.value.limit, refused.value.broker_group) == (3, "g1")
+    assert scheduler.view()["count"] == 0
+    await scheduler.schedule([message(b"%d" % each) for each in range(2)])
+    await scheduler.schedule([message(b"other", subject="other")])
+    with pytest.raises(ScheduleFullError, match="keeps 3 scheduled messages"):
+        await scheduler.schedule([message(b"more", subject="third")])
+    scheduler = opened(SimDisk(), bytes_max=1_000)
+    with pytest.raises(ScheduleFullError, match="bytes"):
+        await scheduler.schedule([message(bytes(1_000))])
