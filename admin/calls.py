@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 
 from ..protocol.control import BrokerView, GroupView, PartitionStatus
@@ -11,7 +10,7 @@ from ..protocol.ids import check_name
 from ..protocol.operations import Cordon, OperationKind, OperationView, Reshape
 from ..protocol.routing import Partition
 from ..rpc.client import MetaClient
-from ..rpc.connections import Connections
+from ..rpc.connections import Connections, in_turns
 from ..rpc.home import Resident
 from .arguments import checked
 
@@ -57,4 +56,4 @@ class ClusterCalls(Resident):
             except KeylaneError as error:
                 return partition.partition_id, error.message
 
-        return dict(await asyncio.gather(*map(ask, partitions)))
+        return dict(await in_turns(ask, partitions))

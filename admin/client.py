@@ -44,7 +44,7 @@ from ..protocol.progress import GroupReset, ResetTo
 from ..protocol.routing import ConsumeStrategy, OrderStrategy
 from ..protocol.verification import Verification
 from ..rpc.client import MetaClient
-from ..rpc.connections import Connections, clean_up
+from ..rpc.connections import Connections, clean_up, in_turns
 from . import views
 from .access import AccessCalls
 from .arguments import checked
@@ -263,7 +263,7 @@ class Admin(
         """
         view = await self._group(subject, group)
         owned = [owner.partition for owner in view.owners]
-        statuses = await asyncio.gather(*(self._status(partition) for partition in owned))
+        statuses = await in_turns(self._status, owned)
         described = views.describe_group(view, {status.partition_id: status for status in statuses})
         assert described.lag is not None
         return described.lag

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
 from ..protocol.errors import NotSentError, PartitionUnknownError
 from ..protocol.ids import check_name
 from ..protocol.reprocess.holds import HoldView, SetHold
 from ..protocol.routing import Partition
+from ..rpc.connections import in_turns
 from .arguments import checked
 from .calls import ClusterCalls
 
@@ -48,8 +48,8 @@ class HoldCalls(ClusterCalls):
             raise PartitionUnknownError(
                 f"subject {subject} has no partition {strange[0]}", partition_id=strange[0]
             )
-        held = await asyncio.gather(
-            *(self._hold(known[partition_id], body) for partition_id, body in asked.items())
+        held = await in_turns(
+            lambda partition_id: self._hold(known[partition_id], asked[partition_id]), asked
         )
         return dict(zip(asked, held, strict=True))
 
@@ -62,7 +62,7 @@ class HoldCalls(ClusterCalls):
         """
         body = checked(SetHold, {"job": check_name("job", job), "ttl_ms": 0})
         route = await self._meta.route(check_name("subject", subject))
-        await asyncio.gather(*(self._hold(partition, body) for partition in route.partitions))
+        await in_turns(lambda partition: self._hold(partition, body), route.partitions)
 
     async def _hold(self, partition: Partition, body: SetHold) -> tuple[HoldView, ...]:
         if partition.address is None:

@@ -269,7 +269,7 @@ def check_lengths(data: bytes | memoryview, header: Header, start: int = 0) -> i
 
 
 def unpacked_bytes(data: bytes | memoryview) -> int:
-    """Bytes to which the batch in `data`, which nobody has checked, says that it unpacks; 0 if it is packed or is no batch."""
+    """Bytes to which the batch in `data`, which nobody has checked, says that it unpacks; 0 if it is plain or no batch."""
     header = read_header(data)
     if not isinstance(header, Header) or header.compression == Compression.NONE:
         return 0

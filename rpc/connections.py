@@ -30,7 +30,7 @@ from .tls.settings import tls_of_environment
 WAIT_S_MAX = 86_400
 READY_POLL_S = 0.1
 AT_ONCE_MAX = 64
-"""Calls by HTTP of one client that are under way at once, each with a connection: a server has 1,000 for all clients."""
+"""Calls by HTTP of one `in_turns` that are under way at once, each with a connection: a server has 1,000 for all clients."""
 A = TypeVar("A")
 R = TypeVar("R")
 
@@ -273,14 +273,21 @@ async def wait_until_ready(meta: MetaClient, wait_s: float) -> None:
 
 
 async def in_turns(call: Callable[[A], Awaitable[R]], arguments: Iterable[A]) -> list[R]:
-    """The results of a call by HTTP with each argument, AT_ONCE_MAX at once; raises the first error."""
+    """The results of a call by HTTP with each argument, AT_ONCE_MAX at once; raises the first error, and ends the others."""
     slots = asyncio.Semaphore(AT_ONCE_MAX)
 
     async def one(argument: A) -> R:
         async with slots:
             return await call(argument)
 
-    return await asyncio.gather(*map(one, arguments))
+    calls = [asyncio.ensure_future(one(argument)) for argument in arguments]
+    try:
+        return await asyncio.gather(*calls)
+    except BaseException:
+        for each in calls:
+            each.cancel()
+        await asyncio.wait(calls)  # a repeat begins no calls beside these
+        raise
 
 
 async def clean_up(work: Coroutine[Any, Any, None]) -> None:

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from ...protocol.clock import Clock
 from ...protocol.errors import KeylaneError
 from ...protocol.frames import Ack, Acked, Append, Appended, Pull, Request
-from ...protocol.record import COMPRESSION_AT
 from ...rpc.plane.prompt import PromptCall
 from ..partition.partition import Group, HostedPartition
 from ..store.group_commit import Ended
@@ -71,9 +70,7 @@ class PromptAnswers:
         if not self._store.commit.takes_now(len(payload)):
             return False
         checks = self._unpack_checks
-        if request.partition_id in checks.latest:
-            return False
-        if len(payload) > COMPRESSION_AT and payload[COMPRESSION_AT] and checks.is_large(payload):
+        if request.partition_id in checks.latest or checks.is_large(payload):
             return False
         store = self._store
 

@@ -65,6 +65,12 @@ class UnpackChecks:
         ours: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.latest[partition_id] = ours
         self._waiting_bytes += len(data)
+
+        def end(_before: object) -> None:
+            ours.set_result(None)
+            if self.latest[partition_id] is ours:
+                del self.latest[partition_id]
+
         try:
             if before is not None:
                 await asyncio.wait([before])  # which a cancelled caller does not cancel
@@ -72,7 +78,8 @@ class UnpackChecks:
                 await self._run_blocking(check_alone, data)
         finally:
             self._waiting_bytes -= len(data)
-            ours.set_result(None)
-            if self.latest[partition_id] is ours:
-                del self.latest[partition_id]
+            if before is None or before.done():
+                end(before)
+            else:  # the caller has left: those behind still wait for the earlier ones
+                before.add_done_callback(end)
         return large

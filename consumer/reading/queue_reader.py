@@ -7,14 +7,13 @@ read(queue, offset) ─▶ the partition with this offset ─▶ its broker ─�
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Self
 
 from ...protocol.address import addresses_of
 from ...protocol.codecs.codec import Codec, V, check_codec
-from ...protocol.control import PartitionStatus, TimeBound
+from ...protocol.control import FoundOffset, PartitionStatus, TimeBound
 from ...protocol.errors import (
     InvalidRequestError,
     NotSentError,
@@ -41,7 +40,7 @@ from ...protocol.queues import (
 from ...protocol.routing import Partition, PartitionState
 from ...protocol.settings import is_within
 from ...rpc.client import BrokerClient, MetaClient
-from ...rpc.connections import Connections, clean_up
+from ...rpc.connections import Connections, clean_up, in_turns
 from ...rpc.environment import Environment, environment_of
 from ...rpc.home import Resident
 from .read_messages import read_messages
@@ -239,12 +238,11 @@ class QueueReader(Resident, Generic[V]):
         if bound not in tuple(TimeBound):
             raise InvalidRequestError(f"bound must be {' or '.join(TimeBound)}, not {bound!r:.40}")
         chain = await self._chain(queue)
-        answers = await asyncio.gather(
-            *(
-                self._broker(link.partition).offset_at(link.segment.partition_id, at_ms, bound)
-                for link in chain
-            )
-        )
+
+        def offset_at(link: _Link) -> Awaitable[FoundOffset]:
+            return self._broker(link.partition).offset_at(link.segment.partition_id, at_ms, bound)
+
+        answers = await in_turns(offset_at, chain)
         offsets = [answer.offset for answer in answers]
         return logic_offset_at([link.segment for link in chain], offsets, bound)
 
@@ -286,12 +284,12 @@ class QueueReader(Resident, Generic[V]):
     async def _chain(self, queue: int) -> list[_Link]:
         """The segments of a queue, as their brokers report them now."""
         view = await self._view(queue, refresh=True)
-        states = await asyncio.gather(*(self._status(segment) for segment in view.segments))
+        states = await in_turns(self._status, view.segments)
         last = view.segments[-1]
         if states[-1].state is PartitionState.SEALED and last.logic_end is None:
             # The queue is moving: perhaps the next partition is open by now.
             view = await self._view(queue, refresh=True)
-            states = await asyncio.gather(*(self._status(segment) for segment in view.segments))
+            states = await in_turns(self._status, view.segments)
         return [
             _Link(segment.partition, segment_of(segment, status), status)
             for segment, status in zip(view.segments, states, strict=True)

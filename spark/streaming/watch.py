@@ -25,7 +25,7 @@ from ...protocol.limits import READ_GIVE_UP_MS
 from ...protocol.reading.placing import OwnPlace, place_in_order
 from ...protocol.routing import Partition, PartitionState, Route, logical_partition
 from ...rpc.client import CALL_TIMEOUT_MS, BrokerClient, MetaClient
-from ...rpc.connections import Connections, clean_up
+from ...rpc.connections import Connections, clean_up, in_turns
 from ...rpc.environment import Environment, environment_of
 from ...rpc.http_network import HttpNetwork
 from .batches import finished
@@ -37,8 +37,6 @@ log = logging.getLogger("keylane.spark")
 
 PATIENCE_MS = 60_000
 """How long a metaserver or a broker may be away before the query fails."""
-CALLS_MAX = 32
-"""Partitions that are asked for at once."""
 LINEAGE_MS = 1_000
 """The least time between two questions for what continues the same sealed partitions."""
 _PAUSES = Backoff(first_ms=100, max_ms=2_000)
@@ -137,7 +135,7 @@ class Watch:
             raise self._no_partition(option, unknown[0])
         numbers = [number for number, branch in lineage.branches.items() if not branch.gone]
         offsets = await self.patiently(
-            lambda: _all(self._place(view, number, bound.at(number)) for number in numbers)
+            lambda: in_turns(lambda number: self._place(view, number, bound.at(number)), numbers)
         )
         places = dict(zip(numbers, offsets, strict=True))
         own = {
@@ -247,7 +245,7 @@ class Watch:
             for number, branch in lineage.branches.items()
             if number not in done and number not in known and not branch.gone
         ]
-        answers = await _all(self._status(lineage.branches[number]) for number in asked)
+        answers = await in_turns(self._status, [lineage.branches[number] for number in asked])
         statuses = zip(asked, answers, strict=True)
         return known | {
             number: StoredOffsets(
@@ -298,18 +296,3 @@ def _holds(partition: Partition, logical_partitions: set[int]) -> bool:
     return any(
         partition.range_start <= number < partition.range_end for number in logical_partitions
     )
-
-
-async def _all(calls: Iterable[Awaitable[T]]) -> list[T]:
-    """The results of all calls, CALLS_MAX at once; the first error ends it, after the calls that run."""
-    turn = asyncio.Semaphore(CALLS_MAX)
-
-    async def one(call: Awaitable[T]) -> T:
-        async with turn:
-            return await call
-
-    done = await asyncio.gather(*map(one, calls), return_exceptions=True)
-    for result in done:
-        if isinstance(result, BaseException):
-            raise result
-    return [result for result in done if not isinstance(result, BaseException)]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from keylane.protocol.errors import ClosedError
+from keylane.protocol.errors import ClosedError, NotSentError
 from keylane.protocol.frames import Append
 from keylane.rpc.connections import AT_ONCE_MAX, Connections, clean_up, in_turns
 from keylane.rpc.http_network import HttpNetwork
@@ -132,3 +132,20 @@ async def test_calls_in_turns_are_not_all_under_way_at_once():
 
     assert await in_turns(call, range(1_000)) == [-number for number in range(1_000)]
     assert seen == AT_ONCE_MAX
+
+
+async def test_calls_in_turns_have_ended_when_the_first_error_is_raised():
+    """A caller that asks again has no calls of before beside the new ones."""
+    under_way: set[int] = set()
+
+    async def call(number: int) -> None:
+        under_way.add(number)
+        try:
+            await asyncio.sleep(0 if number == 3 else 3_600)
+            raise NotSentError(f"call {number}")
+        finally:
+            under_way.remove(number)
+
+    with pytest.raises(NotSentError, match="call 3"):
+        await in_turns(call, range(1_000))
+    assert not under_way

@@ -168,6 +168,28 @@ async def test_append_waits_on_when_the_client_of_an_earlier_one_leaves(gated):
     assert (await second).base_offset == 0
 
 
+@pytest.mark.parametrize("behind", [0, 1, 2])
+async def test_appends_keep_their_places_when_the_client_of_a_later_one_leaves(gated, behind: int):
+    """The one before it is still being checked; those behind it, and a new one, wait for that."""
+    desk, gate = gated
+    first, second, *later = (
+        asyncio.create_task(desk.append(packed(Compression.LZ4, LARGE, sequence=number)))
+        for number in (0, 9, *range(1, 1 + behind))
+    )
+    await turns()
+    second.cancel()
+    await turns()
+    newest = asyncio.create_task(desk.append(batch(sequence=1 + behind, count=1)))
+    await turns()
+    assert not any(task.done() for task in (first, *later, newest))
+    gate.opened.set()
+    answers = await asyncio.gather(first, *later, newest)
+    assert [answer.base_offset for answer in answers] == list(range(2 + behind))
+    before = desk.prompt_answers
+    await desk.append(batch(sequence=2 + behind))
+    assert desk.prompt_answers == before + 1  # nothing waits any more
+
+
 async def test_append_is_refused_when_too_many_bytes_wait_for_their_check(gated, monkeypatch):
     desk, gate = gated
     data = packed(Compression.LZ4, LARGE)
