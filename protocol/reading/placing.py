@@ -5,7 +5,8 @@
                          ╰─ the point is here: 0 and 1 are later in order than 4 and 5
 
 Invariant
-    Points that are in order in each partition are in order when they are placed: ranges `[a, b)` and `[b, c)` meet.
+    Points that are in order in each partition are in order when they are placed: ranges `[a, b)` and `[b, c)` meet that
+    are placed over the same partitions.
 """
 
 from __future__ import annotations
