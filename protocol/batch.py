@@ -269,7 +269,7 @@ def check_lengths(data: bytes | memoryview, header: Header, start: int = 0) -> i
 
 
 def unpacked_bytes(data: bytes | memoryview) -> int:
-    """Bytes to which the batch in `data`, which nobody has checked, says that it unpacks; 0 if it is plain or no batch."""
+    """Bytes to which the batch in `data`, which was not checked, says that it unpacks; 0 if it is plain or no batch."""
     header = read_header(data)
     if not isinstance(header, Header) or header.compression == Compression.NONE:
         return 0
@@ -299,7 +299,7 @@ def check_unpacks(data: bytes | memoryview, header: Header, start: int = 0) -> N
 
 def check_alone(data: bytes | memoryview) -> None:
     """
-    As `check_unpacks`, of a whole batch that nobody has checked: for a thread.
+    As `check_unpacks`, of a whole batch that was not checked: for a thread.
 
     Raises:
         CorruptBatchError: as `check_batch`.
