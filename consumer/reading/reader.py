@@ -20,7 +20,6 @@ from ...protocol.backoff import Backoff, Pauses
 from ...protocol.codecs.codec import Codec, V
 from ...protocol.control import TimeBound
 from ...protocol.errors import (
-    KeylaneError,
     NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
@@ -54,7 +53,7 @@ from .bounds import (  # fmt: skip
 )
 from .lineage_order import LineageOrder
 from .open_reads import LOOK_MS, OpenReads
-from .patience import Patience
+from .patience import WAITED_FOR, Failures, Patience
 from .read_messages import read_messages
 from .replacing_rows import ReplacingRows
 
@@ -427,19 +426,18 @@ class Reader(Resident, Generic[V]):
         """Read a chunk of each partition that may be read, until there are messages; False: everything is read."""
         while not self._buffer:
             self._connections.check()  # another task may close it
-            try:
-                unlearnt = await self._look_for_children()
-                readable = self._readable()
-                if not readable and not (self._follow and self._lineage.lacks_children):
-                    return False
-                await self._read_chunks(readable)
-                if unlearnt is not None:
-                    raise unlearnt
-            except (UnreachableError, PartitionUnknownError, OffsetOutOfRangeError) as error:
-                # The last two: the broker stands on an older copy of its data folder, for a while.
-                await self._wait_for_broker(error)
+            unlearnt = await self._look_for_children()
+            readable = self._readable()
+            if not readable and not (self._follow and self._lineage.lacks_children):
+                return False
+            failures = await self._read_chunks(readable)
+            if unlearnt is not None:
+                failures[None] = unlearnt
+            now_ms = self._environment.clock.boot_ms()
+            self._patience.note(failures, now_ms)
+            if failures:
+                await self._wait_for_servers(now_ms)
                 continue
-            self._patience.end(self._environment.clock.boot_ms())
             self._pauses.reset()
             if self._follow and not self._buffer:
                 await self._wait_for_news()
@@ -464,45 +462,53 @@ class Reader(Resident, Generic[V]):
                 self._waits.begin(self._broker(place.partition), number, place.next_offset, bytes_max=bytes_max)  # fmt: skip
         return self._waits.due(places)
 
-    async def _read_chunks(self, readable: list[int]) -> None:
-        """A chunk of each partition of which no read waits, CHUNKS_MAX at once; what some have read stays, whatever happens to others."""
-        failures: list[BaseException] = []
+    async def _read_chunks(self, readable: list[int]) -> Failures:
+        """
+        A chunk of each partition of which no read waits, CHUNKS_MAX at once; what some have read stays, whatever happens to others.
+
+        Returns:
+            The errors that may pass.  Any other one is raised.
+        """
+        failures: Failures = {}
+        others: list[BaseException] = []
         due = self._begin_waits(readable)
         for first in range(0, len(due), CHUNKS_MAX):
-            chunks = map(self._chunk, due[first : first + CHUNKS_MAX])
-            done = await asyncio.gather(*chunks, return_exceptions=True)
-            failures += [failed for failed in done if failed is not None]
-        if failures:
-            raise failures[0]
+            numbers = due[first : first + CHUNKS_MAX]
+            done = await asyncio.gather(*map(self._chunk, numbers), return_exceptions=True)
+            for number, failed in zip(numbers, done, strict=True):
+                if isinstance(failed, WAITED_FOR):
+                    failures[number] = failed
+                elif failed is not None:
+                    others.append(failed)
+        if others:
+            raise others[0]
+        return failures
 
-    async def _wait_for_broker(self, error: KeylaneError) -> None:
+    async def _wait_for_servers(self, now_ms: int) -> None:
         """
         Look at the partitions anew, and pause: brokers may have new addresses, and messages may be gone.
 
         The look comes first: a program that gives up waiting before the pause is over, and asks again, finds the broker too.
 
         Raises:
-            KeylaneError: `error`, if it has lasted for too long.
+            KeylaneError: one that was noted, and has lasted for too long at `now_ms` of the boot clock.
             SubjectDeletedError, SubjectUnknownError: the subject was deleted.
             PartitionUnknownError: the messages of `partition` are gone.
         """
-        now_ms = self._environment.clock.boot_ms()
-        self._patience.begin(error, now_ms)
+        unasked: UnreachableError | None = None
         try:
             history = (await self._meta.history(self._subject)).partitions
-        except UnreachableError as unreachable:
-            if not isinstance(error, UnreachableError):
-                error = unreachable  # what a broker lacks may be gone: none says so
+        except UnreachableError as error:
+            unasked = error  # what a broker lacks may be gone: none says so
         else:
             self._lineage.check_subject(self._subject, history)
             if self._follow:
                 self._take(history)  # rows may have taken the place of what is gone
             if self._look_anew(history):
                 return
-        self._patience.check(error, now_ms)
+        self._patience.check(now_ms, unasked)
         if not self._buffer:  # what others have brought, or bring meanwhile, does not wait
             await self._waits.wait(self._pauses.next_ms())
-            self._connections.home.check()  # another task may have closed it
 
     def _look_anew(self, history: Iterable[PartitionHistory]) -> bool:
         """
@@ -526,7 +532,6 @@ class Reader(Resident, Generic[V]):
             if past.is_gone and not (place.gives and not self._waits.pending(partition_id)):
                 self._leave_out(place, past)
                 differs = True
-                self._patience.end(self._environment.clock.boot_ms())
         return differs
 
     def _leave_out(self, place: _Place, past: PartitionHistory) -> None:

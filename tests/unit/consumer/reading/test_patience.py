@@ -96,11 +96,95 @@ def test_following_reader_ends_when_it_is_closed_while_it_waits_for_a_broker():
     cluster.run(story)
 
 
-@pytest.mark.parametrize("error", [ForeignServerError(address="b:1"), OffsetOutOfRangeError()])
+AWAY = NotSentError(address="a:1")
+LACKS = OffsetOutOfRangeError(partition_id=2)
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize("error", [ForeignServerError(address="b:1"), LACKS])
 def test_following_reader_gives_up_when_waiting_does_not_help(error):
     """Another program listens at the address, or the broker stands on an older copy of its folder."""
     patience = Patience("orders", follows=True)
-    patience.begin(error, 5_000)
-    patience.check(error, 5_000 + READ_GIVE_UP_MS - 1)
+    patience.note({2: error}, 5_000)
+    patience.check(5_000 + READ_GIVE_UP_MS - 1)
     with pytest.raises(type(error)):
-        patience.check(error, 5_000 + READ_GIVE_UP_MS)
+        patience.check(5_000 + READ_GIVE_UP_MS)
+
+
+@pytest.mark.parametrize("follows", [True, False])
+@pytest.mark.parametrize("error", [ForeignServerError(address="b:1"), LACKS])
+def test_patience_counts_anew_when_a_broker_is_back_and_lacks_messages(follows, error):
+    patience = Patience("orders", follows=follows)
+    patience.note({2: AWAY}, 0)
+    patience.note({2: error}, HOUR_MS)
+    patience.check(HOUR_MS + READ_GIVE_UP_MS - 1)
+    with pytest.raises(type(error)):
+        patience.check(HOUR_MS + READ_GIVE_UP_MS)
+    patience.note({2: AWAY}, HOUR_MS + 1)
+    patience.note({2: error}, 2 * HOUR_MS)
+    patience.check(2 * HOUR_MS)  # what it lacked before it went away again does not count
+
+
+def test_patience_counts_for_each_partition_when_another_one_has_failed_for_long():
+    patience = Patience("orders", follows=False)
+    patience.note({1: AWAY}, 0)
+    patience.note({2: AWAY}, READ_GIVE_UP_MS - 1)
+    patience.check(READ_GIVE_UP_MS)
+    with pytest.raises(NotSentError):
+        patience.check(2 * READ_GIVE_UP_MS)
+
+
+def test_reader_is_given_up_when_its_broker_goes_and_comes_on_an_older_copy():
+    """It restarts again and again, and each failure alone is short."""
+    patience = Patience("orders", follows=False)
+    for now_ms in range(0, READ_GIVE_UP_MS, 1_000):
+        patience.note({2: LACKS if now_ms % 2_000 else AWAY}, now_ms)
+        patience.check(now_ms)
+    patience.note({2: AWAY}, READ_GIVE_UP_MS)
+    with pytest.raises(NotSentError):
+        patience.check(READ_GIVE_UP_MS)
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_patience_raises_what_does_not_pass_when_another_broker_is_away(follows):
+    patience = Patience("orders", follows=follows)
+    patience.note({1: AWAY, 2: LACKS}, 0)
+    with pytest.raises(OffsetOutOfRangeError):
+        patience.check(READ_GIVE_UP_MS)
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_patience_names_the_metaservers_when_none_says_what_became_of_messages(follows, caplog):
+    patience = Patience("orders", follows=follows)
+    patience.note({2: LACKS}, 0)
+    unasked = NotSentError(address="meta:1")
+    if follows:
+        patience.check(READ_GIVE_UP_MS, unasked)
+        assert unasked.message in caplog.text
+        with pytest.raises(OffsetOutOfRangeError):
+            patience.check(READ_GIVE_UP_MS)
+    else:
+        with pytest.raises(NotSentError):
+            patience.check(READ_GIVE_UP_MS, unasked)
+
+
+def test_patience_tells_of_each_broker_when_others_have_been_away_for_long(caplog):
+    """One line of each, whatever it has of partitions, and one when it is back."""
+    patience = Patience("orders", follows=True)
+    other = NotSentError("cannot reach the server at b:1", address="b:1")
+    patience.note({1: AWAY}, 0)
+    patience.check(HOUR_MS)
+    patience.note({1: AWAY, 2: other, 3: other}, HOUR_MS)
+    patience.note({1: AWAY, 2: other, 3: other, 4: other}, HOUR_MS + 1_000)
+    for later_ms in range(READ_GIVE_UP_MS, READ_GIVE_UP_MS + 2_000, 500):
+        patience.check(HOUR_MS + later_ms)
+    patience.note({1: AWAY}, HOUR_MS + 15_000)
+    told = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert [("3600 s" in each, AWAY.message in each) for each in told] == [
+        (True, True),
+        (False, False),
+        (False, False),
+    ]
+    assert "has waited for 10 s" in told[1]
+    assert "goes on after 15 s" in told[2]
+    assert all(other.message in each for each in told[1:])

@@ -111,14 +111,15 @@ async def test_reader_tries_a_new_address_when_the_old_one_has_failed_for_long()
     reader, place = reader_at(3, None)
     reader._meta = meta = Metaserver(None)
     error = NotSentError(address="b:1")
-    reader._patience.begin(error, reader._environment.clock.boot_ms() - 2 * READ_GIVE_UP_MS)
+    now_ms = reader._environment.clock.boot_ms()
+    reader._patience.note({7: error}, now_ms - 2 * READ_GIVE_UP_MS)
     with pytest.raises(NotSentError):
-        await reader._wait_for_broker(error)
+        await reader._wait_for_servers(now_ms)
     meta.address = "b:2"
-    await reader._wait_for_broker(error)
+    await reader._wait_for_servers(now_ms)
     assert place.partition.address == "b:2"
     with pytest.raises(NotSentError):
-        await reader._wait_for_broker(error)
+        await reader._wait_for_servers(now_ms)
 
 
 async def test_reader_reads_what_it_knows_when_no_metaserver_tells_what_continues_the_rest():
