@@ -381,7 +381,7 @@ def _decompress(compression: int, packed: bytes | memoryview, size: int) -> byte
         raise UnpackError(
             "the batch unpacks to another size than its lengths say",
             size_bytes=size,
-            found=len(data),
+            unpacked_bytes=len(data),
         )
     return data
 
@@ -396,7 +396,7 @@ def _unpack_zstd(packed: bytes | memoryview, size: int) -> bytes:
             raise UnpackError(
                 "the batch unpacks to another size than its lengths say",
                 size_bytes=size,
-                found=said,
+                unpacked_bytes=said,
             )
         return zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
     except (zstandard.ZstdError, ValueError) as error:

@@ -9,7 +9,7 @@ Invariants
     A connection that sends no whole request head in time is closed, an idle one included.
     A connection of the data plane counts until its handshake, and no longer: it has limits of its own.
     With access control, who does not say who calls keeps no place from those who do, and no principal keeps all places
-    from the others; servers of the cluster make room for nobody.
+    from the others; connections of servers of the cluster are never closed for others, and take no place.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ HELD_SHARE = 4
 """A principal that holds more than 1 / HELD_SHARE of the places makes room for other callers, once there is none."""
 INTRODUCED_SHARE = 16
 """With access control, there are 1 / INTRODUCED_SHARE more places for connections whose callers have not said who they are."""
+SERVERS_MAX = 1_000
+"""With access control, connections of servers of the cluster that take no place; of more, each takes one."""
 ENCODINGS = frozenset({"identity", "gzip", "deflate"})
 """Values of `Content-Encoding` that bodies may have."""
 
@@ -122,22 +124,27 @@ class _Handler(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """The client has left."""
         self._begun = False
-        self.keep("")
+        self.free()
         super().connection_lost(exc)
 
     def keep(self, principal: str) -> None:
         """
-        Note who calls; "": a server does, the data plane has the connection, or it has ended.
+        Note who calls; "": a server of the cluster does.
 
         Raises:
             OverloadedError: as `HttpCallers.keep`.
         """
-        if self._callers is None:
-            return
+        if self._callers is None or self.transport is None:
+            return  # who has left takes no place, though the call goes on
         if not principal:
-            self._callers.free(self)
+            self._callers.keep_server(self)
         elif principal != self.principal:
             self._callers.keep(self, principal)
+
+    def free(self) -> None:
+        """Note that the connection takes no place: the data plane has it, or it has ended."""
+        if self._callers is not None:
+            self._callers.free(self)
 
     def make_room(self, error: KeylaneError) -> None:
         """Close the connection, for another one."""
@@ -194,6 +201,12 @@ class HttpCallers:
         """The oldest first."""
         self._held: dict[str, dict[_Handler, None]] = {}
         """Principal → its connections, the oldest first."""
+        self._servers: set[_Handler] = set()
+
+    @property
+    def exempt(self) -> int:
+        """The number of connections of servers that take no place."""
+        return min(len(self._servers), SERVERS_MAX)
 
     def held(self, principal: str) -> int:
         """The number of connections of a principal."""
@@ -204,8 +217,9 @@ class HttpCallers:
         self._unknown[handler] = None
 
     def free(self, handler: _Handler) -> None:
-        """Note that a connection makes room for nobody, or has ended."""
+        """Note that a connection is none of these any more."""
         self._unknown.pop(handler, None)
+        self._servers.discard(handler)
         if before := self._held.get(handler.principal):
             del before[handler]
             self._known -= 1
@@ -235,6 +249,11 @@ class HttpCallers:
         self._held.setdefault(principal, {})[handler] = None
         self._known += 1
 
+    def keep_server(self, handler: _Handler) -> None:
+        """Note that a server of the cluster calls: the connection is never closed for another."""
+        self.free(handler)
+        self._servers.add(handler)
+
     def close_oldest(self) -> bool:
         """Close the oldest whose caller has not said who it is; False: there is none."""
         if not self._unknown:
@@ -246,12 +265,12 @@ class HttpCallers:
         return True
 
 
-def keep_connection(request: web.Request, principal: str = "") -> None:
+def keep_connection(request: web.Request, principal: str) -> None:
     """
     Note that it is known who calls on the connection of a request.
 
     Args:
-        principal: whose place it takes; "": it makes room for no other connection.
+        principal: whose place it takes; "": a server of the cluster calls, it makes room for no other connection.
 
     Raises:
         OverloadedError: as `HttpCallers.keep`.
@@ -259,6 +278,13 @@ def keep_connection(request: web.Request, principal: str = "") -> None:
     handler = request.protocol
     if isinstance(handler, _Handler):
         handler.keep(principal)
+
+
+def free_connection(request: web.Request) -> None:
+    """Note that the data plane has the connection of a request, and takes it for its own limits."""
+    handler = request.protocol
+    if isinstance(handler, _Handler):
+        handler.free()
 
 
 class LimitedSite(web.BaseSite):
@@ -332,9 +358,13 @@ class LimitedSite(web.BaseSite):
         server = self._runner.server
         assert server is not None
         most = self._limits.connections_max
-        # Who may get a place of another principal has to say first who it is.
-        room = most if self._callers is None else most + max(1, most // INTRODUCED_SHARE)
-        full = len(server.connections) - self._exempt() >= room
+        room, exempt = most, self._exempt()
+        if self._callers is not None:
+            # Who may get a place of another principal has to say first who it is.  Servers take no place: with them,
+            # known callers could fill the room, so that no unknown one is there to be closed.
+            room += max(1, most // INTRODUCED_SHARE)
+            exempt += self._callers.exempt
+        full = len(server.connections) - exempt >= room
         # Who is closed here leaves the connections of the server in the next turn of the event loop.
         if full and (self._callers is None or not self._callers.close_oldest()):
             return _Refusal(most, self._on_refused)

@@ -93,16 +93,16 @@ class ScheduledDelivery:
     """The segment of the journal that has its record."""
 
 
-class SubjectShare(NamedTuple):
-    """What a broker keeps for one subject."""
+class ScheduledAmount(NamedTuple):
+    """An amount of scheduled messages: kept of a subject or of all, wanted, or allowed."""
 
     messages: int = 0
     bytes: int = 0
     """In the journal, about."""
 
-    def plus(self, messages: int, size: int) -> SubjectShare:
+    def plus(self, messages: int, size: int) -> ScheduledAmount:
         """The same with other messages; with fewer, if the numbers are negative."""
-        return SubjectShare(self.messages + messages, self.bytes + size)
+        return ScheduledAmount(self.messages + messages, self.bytes + size)
 
 
 class _Settled(NamedTuple):
@@ -120,7 +120,7 @@ class Agenda:
         self.deliveries: dict[str, ScheduledDelivery] = {}
         self.bytes = 0
         """Bytes of the entries in the journal, about."""
-        self._shares: dict[str, SubjectShare] = {}
+        self._shares: dict[str, ScheduledAmount] = {}
         """The entries by subject."""
         self._delivery_of: dict[bytes, str] = {}
         self._heap: list[_Moment] = []
@@ -158,9 +158,9 @@ class Agenda:
         self._count(entry.subject, 1, entry.size)
         self._wait(entry)
 
-    def share(self, subject: str) -> SubjectShare:
+    def share(self, subject: str) -> ScheduledAmount:
         """The entries of a subject."""
-        return self._shares.get(subject, SubjectShare())
+        return self._shares.get(subject, ScheduledAmount())
 
     def _count(self, subject: str, count: int, size: int) -> None:
         self.bytes += size

@@ -6,7 +6,7 @@ room of a subject = half of what the other subjects leave; where there is no oth
 from __future__ import annotations
 
 from ...protocol.errors import ScheduleFullError
-from .agenda import SubjectShare
+from .agenda import ScheduledAmount
 
 SHARE_HINT = (
     "Other subjects keep room. Send it again when some of the subject's are delivered (keylane scheduled list --subject), "
@@ -16,10 +16,10 @@ SHARE_HINT = (
 
 def check_room(
     subject: str,
-    wanted: SubjectShare,
-    kept: SubjectShare,
-    own: SubjectShare,
-    most: SubjectShare,
+    wanted: ScheduledAmount,
+    kept: ScheduledAmount,
+    own: ScheduledAmount,
+    most: ScheduledAmount,
     *,
     broker_group: str,
 ) -> None:

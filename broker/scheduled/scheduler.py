@@ -34,7 +34,7 @@ from ...protocol.text import LISTED_MAX, counted, listed
 from ..standing import Standing
 from ..storage.files import Files
 from ..store.group_commit import RunBlocking
-from .agenda import Agenda, ScheduledDelivery, ScheduledEntry, SubjectShare
+from .agenda import Agenda, ScheduledAmount, ScheduledDelivery, ScheduledEntry
 from .journal import SEGMENT_BYTES, ScheduledJournal
 from .journal_writer import JournalWriter
 from .records import Canceled, Delivered, DroppedMessages, Place, Record, Taken, Waits, size_of
@@ -90,7 +90,7 @@ class Scheduler:
         """Messages that are not durable yet."""
         self._writing_subjects: dict[bytes, str] = {}
         """The subjects of these."""
-        self._writing_shares: dict[str, SubjectShare] = {}
+        self._writing_shares: dict[str, ScheduledAmount] = {}
         self._canceling: dict[bytes, asyncio.Future[None]] = {}
         """Cancels and drops that are not durable yet."""
         self._writing_bytes = 0
@@ -204,12 +204,14 @@ class Scheduler:
         """
         subject = fresh[0].subject
         size = sum(message.size for message in fresh)
-        kept = SubjectShare(
+        kept = ScheduledAmount(
             len(self._agenda.entries) + len(self._writing), self._agenda.bytes + self._writing_bytes
         )
-        own = self._agenda.share(subject).plus(*self._writing_shares.get(subject, SubjectShare()))
-        wanted = SubjectShare(len(fresh), size)
-        most = SubjectShare(self._count_max, self._bytes_max)
+        own = self._agenda.share(subject).plus(
+            *self._writing_shares.get(subject, ScheduledAmount())
+        )
+        wanted = ScheduledAmount(len(fresh), size)
+        most = ScheduledAmount(self._count_max, self._bytes_max)
         check_room(subject, wanted, kept, own, most, broker_group=self._broker_group)
 
     async def _keep(self, messages: Sequence[Waits]) -> None:
@@ -218,7 +220,7 @@ class Scheduler:
 
         def count(number: int, size: int) -> None:
             self._writing_bytes += size
-            share = shares[subject] = shares.get(subject, SubjectShare()).plus(number, size)
+            share = shares[subject] = shares.get(subject, ScheduledAmount()).plus(number, size)
             if not share.messages:
                 del shares[subject]
 

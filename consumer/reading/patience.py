@@ -33,7 +33,7 @@ Failures: TypeAlias = dict[int | None, KeylaneError]
 
 
 @dataclass(slots=True)
-class _Trouble:
+class _ReadTrouble:
     """A partition, or the metaservers, that fail; times are of the boot clock."""
 
     error: KeylaneError
@@ -57,14 +57,14 @@ class Patience:
     def __init__(self, subject: str, *, follows: bool) -> None:
         self._subject = subject
         self._follows = follows
-        self._troubles: dict[int | None, _Trouble] = {}
+        self._troubles: dict[int | None, _ReadTrouble] = {}
 
     def note(self, failures: Mapping[int | None, KeylaneError], now_ms: int) -> None:
         """Note what a round has met at `now_ms` of the boot clock: all that is not in `failures` has answered, or waits."""
         before, self._troubles = self._troubles, {}
         known = {trouble.error.message for trouble in before.values()}
         for partition_id, error in failures.items():
-            trouble = before.pop(partition_id, None) or _Trouble(error, now_ms)
+            trouble = before.pop(partition_id, None) or _ReadTrouble(error, now_ms)
             self._troubles[partition_id] = trouble
             trouble.error = error
             if _may_pass(error):
@@ -93,7 +93,7 @@ class Patience:
             for trouble in self._troubles.values()
             if now_ms - trouble.counts_from_ms >= READ_GIVE_UP_MS
         ]
-        told: list[tuple[str, _Trouble]] = []
+        told: list[tuple[str, _ReadTrouble]] = []
         for trouble in sorted(lasting, key=lambda each: _may_pass(each.error)):
             error = trouble.error
             if unasked is not None and not isinstance(error, UnreachableError):
@@ -103,7 +103,7 @@ class Patience:
             told.append((error.message, trouble))
         self._tell(told, now_ms)
 
-    def _tell(self, lasting: Iterable[tuple[str, _Trouble]], now_ms: int) -> None:
+    def _tell(self, lasting: Iterable[tuple[str, _ReadTrouble]], now_ms: int) -> None:
         """One line for each message of errors, at doubling intervals: mostly one for a broker, whatever it has of partitions."""
         for message, troubles in _by_message(lasting):
             waited_ms = max(now_ms - trouble.since_ms for trouble in troubles)
@@ -117,7 +117,7 @@ class Patience:
             for trouble in troubles:
                 trouble.told_ms = told_ms
 
-    def _tell_over(self, ended: Iterable[_Trouble], now_ms: int) -> None:
+    def _tell_over(self, ended: Iterable[_ReadTrouble], now_ms: int) -> None:
         told = [(trouble.error.message, trouble) for trouble in ended if trouble.told_ms]
         going_on = {trouble.error.message for trouble in self._troubles.values()}
         for message, troubles in _by_message(told):
@@ -134,8 +134,8 @@ def _may_pass(error: KeylaneError) -> bool:
 
 
 def _by_message(
-    troubles: Iterable[tuple[str, _Trouble]],
-) -> list[tuple[str, list[_Trouble]]]:
+    troubles: Iterable[tuple[str, _ReadTrouble]],
+) -> list[tuple[str, list[_ReadTrouble]]]:
     ordered = sorted(troubles, key=lambda each: each[0])
     return [
         (message, [trouble for _, trouble in group])

@@ -10,10 +10,12 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any, NoReturn
 
 from ...protocol.batch import encode_batch
 from ...protocol.clock import Clock
+from ...protocol.control import Health
 from ...protocol.errors import (
     BrokerGroupUnknownError,
     ClosedError,
@@ -46,7 +48,7 @@ from ..waiting_keys import WaitingKey
 
 ID_BYTES = 16
 CALLS_MAX = 1_000
-"""Messages that are at brokers at once: those of a burst do not time out while brokers take the others, and come again."""
+"""Messages that are at one broker at once: those of a burst do not time out while it takes the others, and come again."""
 
 
 class ScheduledFuture:
@@ -150,9 +152,14 @@ class LaterSending:
         self._settings = settings
         self._clock = clock
         self._rng = rng
-        self._turns = asyncio.Semaphore(CALLS_MAX)
+        self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            partial(asyncio.Semaphore, CALLS_MAX)
+        )
+        """By the address of a broker, so that one that hangs holds back its own messages alone."""
         self._routes: dict[str, asyncio.Task[Route]] = {}
         """The last question for the route of each subject, while its brokers answer."""
+        self._health: asyncio.Task[Health] | None = None
+        """The last question for the addresses of brokers; messages that ask meanwhile share it."""
         self._bytes = 0
         """Bytes of messages that no broker keeps yet."""
         self._pending: dict[ScheduledFuture, _Attempt] = {}
@@ -244,8 +251,10 @@ class LaterSending:
         while True:
             group = ""
             try:
-                async with self._turns:  # it chooses when it has its turn: brokers come and go
-                    group, address = await self._broker(request.subject, attempt.doubtful)
+                group, address = await self._broker(request.subject, attempt.doubtful)
+                async with self._turns[address]:
+                    if not attempt.doubtful and not self._names(request.subject, group, address):
+                        continue  # brokers have come and gone while it waited for its turn
                     settled, attempt.doubtful = attempt.doubtful, group
                     try:
                         answer, _ = await self._broker_at(address).call(request, batch)
@@ -284,22 +293,27 @@ class LaterSending:
             call = self._meta.route_to_send(subject, order_strategy=self._order_strategy)
             asked = self._routes[subject] = asyncio.create_task(call)
         route = await asyncio.shield(asked)
-        still_open = route.open_partitions()
-        available = [
-            (partition.broker_group, partition.address)
-            for partition in still_open
-            if partition.address is not None
-        ]
+        available = _available(route)
         if not available:
+            still_open = route.open_partitions()
             group = still_open[0].broker_group if still_open else ""
             raise NotSentError(
                 f"no broker of subject {subject!r} is available now", broker_group=group
             )
         return self._rng.choice(available)
 
+    def _names(self, subject: str, broker_group: str, address: str) -> bool:
+        """True while the last known route of a subject has the broker."""
+        asked = self._routes.get(subject)
+        if asked is None or not asked.done() or asked.cancelled() or asked.exception() is not None:
+            return False
+        return (broker_group, address) in _available(asked.result())
+
     async def _address(self, broker_group: str) -> str:
         """The address of a broker group.  Raises NotSentError, BrokerGroupUnknownError."""
-        brokers = (await self._meta.health()).details.get("brokers", [])
+        if self._health is None or self._health.done():
+            self._health = asyncio.create_task(self._meta.health())
+        brokers = (await asyncio.shield(self._health)).details.get("brokers", [])
         for broker in brokers:
             if broker["broker_group"] == broker_group:
                 if not broker["available"]:
@@ -362,9 +376,20 @@ class LaterSending:
         """Give up the messages that no broker keeps yet."""
         tasks: list[asyncio.Task[Any]] = [future._task for future in self._pending]
         tasks += self._routes.values()
+        if self._health is not None:
+            tasks.append(self._health)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _available(route: Route) -> list[tuple[str, str]]:
+    """The broker groups with open partitions that are available, with their addresses."""
+    return [
+        (partition.broker_group, partition.address)
+        for partition in route.open_partitions()
+        if partition.address is not None
+    ]
 
 
 def _batch_of(value: bytes, packed: bytes, sent_at_ns: int) -> bytes:

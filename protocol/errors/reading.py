@@ -82,3 +82,6 @@ class UnpackError(CorruptBatchError):
     )
     count = Detail(int)
     """Messages of the batch, of which `offset` is the first."""
+    size_bytes = Detail(int)
+    """What its lengths add up to."""
+    unpacked_bytes = Detail(int)

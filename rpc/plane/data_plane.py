@@ -59,7 +59,7 @@ from ..access.guard import FETCHING, Guard
 from ..access.pacing import HOLD_MS
 from ..answer_room import AnswerRoom, begin_answer
 from ..http_network import HEARTBEAT_SECONDS
-from ..intake import keep_connection
+from ..intake import free_connection
 from ..websocket.accepting import accept_socket
 from ..websocket.framing import CloseCode
 from .connection import GOODBYE_S, Parts, PlaneCall, PlaneConnection
@@ -131,7 +131,7 @@ class DataPlane:
             bytes_max=FRAME_BYTES_MAX if self._guard is None else INTRODUCTION_BYTES_MAX,
             heartbeat_s=HEARTBEAT_SECONDS,
         )
-        keep_connection(request)  # from here on `_unknown` has it
+        free_connection(request)  # from here on `_unknown` has it
         guard = self._guard
         access = None if guard is None else guard.connection(request.remote or "")
         connection = PlaneConnection(socket, self._room, access)

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, functions
 from keylane import Admin
 from keylane.protocol.errors import (
     ConfigError,
+    HiddenTakenError,
     RowOrderError,
     RowsDifferError,
     RowsInvalidError,
@@ -95,8 +96,8 @@ def test_rows_left_hidden_outlive_a_second_job_of_that_name(spark, file_cluster,
     with pytest.raises(AnalysisException) as caught:
         write(rows, "looked", partitions="2", hidden="looked.new", publish="false")
     error = error_in(str(caught.value))
-    assert isinstance(error, ConfigError)
-    assert f"{COUNT} messages of another job" in error.message
+    assert isinstance(error, HiddenTakenError)
+    assert "is filled by a write of Spark" in error.message
     assert numbers(spark, file_cluster.meta, "looked.new") == Counter(range(COUNT))
 
 

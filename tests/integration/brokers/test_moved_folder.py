@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from keylane import Consumer, Producer
+from keylane import Admin, Consumer, Producer
 from keylane.protocol.errors import FencedError
 from keylane.protocol.frames import Ack, Acquire, Append
 from keylane.rpc.client import BrokerClient
@@ -78,6 +78,8 @@ async def test_partition_keeps_its_state_when_its_folder_moves(
     first, second = (batch(partition_id=number, sequence=sequence) for sequence in (0, 2))
     for payload in (first, second):
         await broker.call(Append(number), payload)
+    async with Admin(cluster.meta) as admin:
+        await admin.create_group(SUBJECT, GROUP)
     await broker.call(Acquire(number, GROUP, "before", 7, TTL_MS))
     await broker.call(Ack(number, GROUP, "before", 7, ((0, 1), (2, 3))))
 

@@ -14,8 +14,9 @@ WHOLE, SAMPLE = "whole", "sample"
 
 def choose_examples(*, whole: bool) -> None:
     """Call it before the tests are imported, because their settings are made then."""
-    settings.register_profile(WHOLE, max_examples=EXAMPLES)
-    settings.register_profile(SAMPLE, max_examples=-(-EXAMPLES // SHARE))
+    # A deadline of an example measures the load of the machine.
+    settings.register_profile(WHOLE, max_examples=EXAMPLES, deadline=None)
+    settings.register_profile(SAMPLE, max_examples=-(-EXAMPLES // SHARE), deadline=None)
     settings.load_profile(WHOLE if whole else SAMPLE)
 
 

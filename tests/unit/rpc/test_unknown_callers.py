@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -18,6 +18,7 @@ from keylane.protocol.errors import ConnectionQuotaError, OverloadedError
 from keylane.protocol.frames import Append, Authenticate, Authenticated, Released, encode_frame
 from keylane.protocol.frames import decode_answer as decoded
 from keylane.protocol.http.endpoint import Endpoint
+from keylane.rpc import intake
 from keylane.rpc.access.caller import AccessTarget, Caller
 from keylane.rpc.access.guard import Guard
 from keylane.rpc.intake import HttpLimits
@@ -106,11 +107,18 @@ async def test_large_frame_is_taken_from_known_callers_alone(server):
 PLACES = 4
 
 
+async def soon(_token: str) -> None:
+    """It is known at once whose a token is."""
+
+
 @contextlib.asynccontextmanager
-async def http_server(noted: list[Any]) -> AsyncIterator[Server]:
+async def http_server(
+    noted: list[Any], *, on_identify: Callable[[str], Awaitable[None]] = soon
+) -> AsyncIterator[Server]:
     """A server with access control and few places for plain HTTP; a call waits for as long as its query says."""
 
     async def identify(text: str) -> Caller:
+        await on_identify(text)
         right = Rights.CLUSTER if text == "broker" else Rights.READ
         return Caller("shop" if text == "x" else text, (AccessGrant(right),))
 
@@ -234,6 +242,99 @@ async def test_principal_with_most_http_places_makes_room_for_others():
         assert [await call for call in (other, *greedy)] == [200, 200, 200, 0]
     told = [event for event in noted if event.code == ConnectionQuotaError.code]
     assert len(told) == 1
+
+
+class HttpClient:
+    """Its connection stays open between its calls."""
+
+    def __init__(self, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+        self._reader, self.writer = streams
+
+    async def asks(self, name: str) -> int:
+        """The status of a call; 0: the server closed the connection."""
+        text = f"GET /v1/asked HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {name}\r\n\r\n"
+        try:
+            self.writer.write(text.encode())
+            head = await self._reader.readuntil(b"\r\n\r\n")
+            await self._reader.readuntil(b"}")
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return 0
+        return int(head.split()[1])
+
+
+@contextlib.asynccontextmanager
+async def clients(server: Server) -> AsyncIterator[Callable[..., Awaitable[list[HttpClient]]]]:
+    """Opens connections, and has each of them asked once by a name; all are closed at the end."""
+    opened: list[HttpClient] = []
+
+    async def connect(name: str, number: int = 1, *, status: int = 200) -> list[HttpClient]:
+        for _ in range(number):
+            opened.append(HttpClient(await asyncio.open_connection("127.0.0.1", server.port)))
+            assert await opened[-1].asks(name) == status
+        return opened[-number:]
+
+    try:
+        yield connect
+    finally:
+        for client in opened:
+            client.writer.transport.abort()
+
+
+@pytest.mark.parametrize("number", [1, 2, PLACES + 2])
+async def test_newcomer_gets_a_place_when_servers_and_one_principal_have_the_room(number: int):
+    """Two connections of servers took the room in which a newcomer says who it is."""
+    noted: list[Any] = []
+    async with http_server(noted) as server, clients(server) as connect, asyncio.timeout(30):
+        servers = await connect("broker", number)
+        greedy = await connect("greedy", PLACES)
+        await connect("shop")
+        await connect("other")
+        assert [await client.asks("broker") for client in servers] == [200] * number
+        assert [await client.asks("greedy") for client in greedy] == [200, 200, 0, 0]
+    assert {event.code for event in noted} == {ConnectionQuotaError.code}
+
+
+async def test_connections_of_servers_take_places_when_there_are_too_many(monkeypatch):
+    monkeypatch.setattr(intake, "SERVERS_MAX", 2)
+    async with http_server([]) as server, clients(server) as connect, asyncio.timeout(30):
+        servers = await connect("broker", PLACES + 3)
+        await connect("shop", status=503)
+        servers[0].writer.close()
+        await servers[0].writer.wait_closed()
+        while await _calls(server, "shop") != 200:
+            await asyncio.sleep(0.01)
+
+
+async def test_http_callers_take_no_place_when_they_left_before_they_were_known():
+    """Their places were taken for ever: the calls of a client that has left go on."""
+    asked, told = 0, asyncio.Event()
+
+    async def wait_told(token: str) -> None:
+        nonlocal asked
+        if token in ("left", "broker"):
+            asked += 1
+            await told.wait()
+
+    async with (
+        http_server([], on_identify=wait_told) as server,
+        clients(server) as connect,
+        asyncio.timeout(30),
+    ):
+        for name in ("left", "broker"):
+            for _ in range(PLACES):
+                before = asked
+                _reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                writer.write(
+                    f"GET /v1/asked HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {name}\r\n\r\n".encode()
+                )
+                while asked == before:
+                    await asyncio.sleep(0.001)
+                writer.transport.abort()
+        await asyncio.sleep(0.05)
+        told.set()
+        await asyncio.sleep(0.05)
+        for number in range(PLACES):
+            await connect(f"p{number}")
 
 
 async def test_http_places_are_free_again_when_their_callers_have_left():

@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 import pytest
 
-from keylane.broker.scheduled.records import Waits
-from keylane.broker.scheduled.scheduler import Scheduler
-from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import ScheduleFullError
 from keylane.testing.machines.disk import SimDisk
-from sim.machines.store import in_place
-
-CLOCK = SystemClock()
-
-
-def opened(disk: SimDisk, **limits: int) -> Scheduler:
-    return Scheduler.open(
-        disk, clock=CLOCK, rng=random.Random(7), run_blocking=in_place, broker_group="g1",
-        **({"count_max": 10_000, "bytes_max": 1 << 20} | limits),
-    )  # fmt: skip
-
-
-def message(name: bytes, after_ms: int = 20, *, subject: str = "s") -> Waits:
-    return Waits(name.rjust(16, b"-"), CLOCK.wall_ms() + after_ms, subject, 1, name, b"")
+from support.scheduling import message, open_scheduler
 
 
 @pytest.mark.parametrize("limit", ["count_max", "bytes_max"])
@@ -33,7 +16,7 @@ async def test_subject_keeps_room_for_others_when_it_schedules_without_end(limit
     """One subject took all 256 MiB for 300 days; others find half of what is free, also while messages are written."""
     disk, size = SimDisk(), message(b"0").size
     limits = {limit: 16 if limit == "count_max" else 16 * size}
-    scheduler = opened(disk, **limits)
+    scheduler = open_scheduler(disk, **limits)
     outcomes = await asyncio.gather(
         *(scheduler.schedule([message(b"%d" % (each % 10), each)]) for each in range(10)),
         return_exceptions=True,
@@ -44,7 +27,7 @@ async def test_subject_keeps_room_for_others_when_it_schedules_without_end(limit
     assert "cancel some" in error.hint
     await scheduler.close()
 
-    scheduler = opened(disk, **limits)  # the shares are known at a start
+    scheduler = open_scheduler(disk, **limits)  # the shares are known at a start
     with pytest.raises(ScheduleFullError, match="of subject 's'"):
         await scheduler.schedule([message(b"8")])
     for name in (b"a", b"b", b"c", b"d"):
@@ -58,7 +41,7 @@ async def test_subject_keeps_room_for_others_when_it_schedules_without_end(limit
 
 
 async def test_messages_over_the_limits_are_refused_all_of_them():
-    scheduler = opened(SimDisk(), count_max=3)
+    scheduler = open_scheduler(SimDisk(), count_max=3)
     with pytest.raises(ScheduleFullError) as refused:
         await scheduler.schedule([message(b"%d" % each) for each in range(4)])
     assert (refused.value.limit, refused.value.broker_group) == (3, "g1")
@@ -67,6 +50,6 @@ async def test_messages_over_the_limits_are_refused_all_of_them():
     await scheduler.schedule([message(b"other", subject="other")])
     with pytest.raises(ScheduleFullError, match="keeps 3 scheduled messages"):
         await scheduler.schedule([message(b"more", subject="third")])
-    scheduler = opened(SimDisk(), bytes_max=1_000)
+    scheduler = open_scheduler(SimDisk(), bytes_max=1_000)
     with pytest.raises(ScheduleFullError, match="bytes"):
         await scheduler.schedule([message(bytes(1_000))])

@@ -21,7 +21,7 @@ SHORT_S = 6
 
 
 @dataclass
-class Following:
+class FollowingReader:
     """A reader that has read both partitions of `orders` to their end."""
 
     task: asyncio.Task[None]
@@ -51,7 +51,7 @@ class Following:
 
 
 @asynccontextmanager
-async def following(cluster: VirtualCluster) -> AsyncIterator[Following]:
+async def following(cluster: VirtualCluster) -> AsyncIterator[FollowingReader]:
     await cluster.create_subject("orders", partitions=2)
     async with (
         Producer(cluster.address) as producer,
@@ -68,14 +68,14 @@ async def following(cluster: VirtualCluster) -> AsyncIterator[Following]:
         groups = {each.partition_id: each.broker_group for each in route.partitions}
         by_group = {broker.group: broker for broker in cluster.brokers}
         first, second = (by_group[groups[number]] for number in sorted(groups))
-        found: dict[int, bytes] = {}
+        key_of: dict[int, bytes] = {}
         for number in range(16):
             key = b"%d" % number
-            found[(await producer.send("orders", b"early", key=key)).partition_id] = key
-        low, high = (found[number] for number in sorted(groups))
+            key_of[(await producer.send("orders", b"early", key=key)).partition_id] = key
+        low, high = (key_of[number] for number in sorted(groups))
         task = asyncio.create_task(follow())
         await asyncio.sleep(5)
-        yield Following(task, seen, producer, (first, second), (low, high))
+        yield FollowingReader(task, seen, producer, (first, second), (low, high))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 
 from keylane.producer import ProducerSettings
@@ -93,7 +95,7 @@ class ScriptedBrokers:
 
 class SchedulingBroker:
     def __init__(self, brokers: ScriptedBrokers, address: str) -> None:
-        self._brokers = brokers
+        self._brokers: Any = brokers
         self._address = address
 
     async def call(self, request: Any, payload: bytes = b"") -> tuple[Any, bytes]:
@@ -318,29 +320,106 @@ async def test_burst_is_sent_once_when_brokers_take_it_slowly():
     """All calls were made at once: most timed out while brokers took the others, and came again without an end."""
 
     class SlowBrokers(ScriptedBrokers):
-        waiting = 0
         calls = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.waiting: Counter[str] = Counter()
 
         def broker_at(self, address: str) -> SchedulingBroker:
             return SlowBroker(self, address)
 
     class SlowBroker(SchedulingBroker):
         async def call(self, request: Any, payload: bytes = b"") -> tuple[Any, bytes]:
-            brokers.waiting += 1
+            brokers.waiting[self._address] += 1
             brokers.calls += 1
             try:
-                if brokers.waiting > CALLS_MAX:
+                if brokers.waiting[self._address] > CALLS_MAX:
                     raise OutcomeUnknownError(address=self._address)
                 await asyncio.sleep(0.001)
                 return await super().call(request, payload)
             finally:
-                brokers.waiting -= 1
+                brokers.waiting[self._address] -= 1
 
     brokers = SlowBrokers()
     sending = brokers.sending()
     at_ms = CLOCK.wall_ms() + 3_600_000
-    futures = [sending.send("reminders", b"renew", deliver_at=at_ms) for _ in range(3 * CALLS_MAX)]
+    futures = [sending.send("reminders", b"renew", deliver_at=at_ms) for _ in range(6 * CALLS_MAX)]
     receipts = [await future for future in futures]
     asked = [request.scheduled_id.hex() for _, request in brokers.asked]
     assert sorted(asked) == sorted(receipt.scheduled_id for receipt in receipts)
-    assert len(set(asked)) == brokers.calls == 3 * CALLS_MAX
+    assert len(set(asked)) == brokers.calls == 6 * CALLS_MAX
+
+
+class HangingBrokers(ScriptedBrokers):
+    """The broker of the first group takes every request and answers none, until it is `freed`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.freed = asyncio.Event()
+        self.groups = set(GROUPS)
+        """Those that routes of most subjects name."""
+        self.healths = 0
+        self.held = 0
+
+    async def until_full(self) -> None:
+        while self.held < CALLS_MAX:
+            await asyncio.sleep(0.001)
+
+    async def route_to_send(self, subject: str, *, order_strategy: object = None) -> Route:
+        route = await super().route_to_send(subject)
+        groups = {"hanging": {"g1"}, "healthy": {"g2"}}.get(subject, self.groups)
+        partitions = [each for each in route.partitions if each.broker_group in groups]
+        return msgspec.structs.replace(route, partitions=tuple(partitions))
+
+    async def health(self) -> Health:
+        self.healths += 1
+        await asyncio.sleep(0.01)
+        return await super().health()
+
+    def broker_at(self, address: str) -> SchedulingBroker:
+        return HangingBroker(self, address)
+
+
+class HangingBroker(SchedulingBroker):
+    async def call(self, request: Any, payload: bytes = b"") -> tuple[Any, bytes]:
+        if self._address == "g1:1" and not self._brokers.freed.is_set():
+            self._brokers.held += 1
+            await self._brokers.freed.wait()
+            raise OutcomeUnknownError(address=self._address)
+        return await super().call(request, payload)
+
+
+async def test_message_is_sent_at_once_when_only_the_broker_of_others_hangs():
+    """All brokers had 1,000 turns together: behind 20,000 messages for one that hangs, it waited for 100 s."""
+    brokers = HangingBrokers()
+    sending = brokers.sending()
+    at_ms = CLOCK.wall_ms() + 3_600_000
+    held = [sending.send("hanging", b"v", deliver_at=at_ms) for _ in range(2 * CALLS_MAX)]
+    await brokers.until_full()
+    async with asyncio.timeout(10):
+        receipt = await sending.send("healthy", b"v", deliver_at=at_ms)
+    assert receipt.broker_group == "g2"
+    assert not any(future.done() for future in held)
+    brokers.freed.set()
+    async with asyncio.timeout(60):
+        await sending.settled()
+    assert {future.result().broker_group for future in held} == {"g1"}
+    assert brokers.healths < CALLS_MAX, "they ask for its address together"
+
+
+async def test_message_goes_to_another_broker_when_its_own_left_while_it_waited():
+    brokers = HangingBrokers()
+    brokers.groups = {"g1"}
+    sending = brokers.sending()
+    at_ms = CLOCK.wall_ms() + 3_600_000
+    futures = [sending.send("s", b"v", deliver_at=at_ms) for _ in range(2 * CALLS_MAX)]
+    await brokers.until_full()
+    brokers.groups = {"g2"}
+    brokers.freed.set()
+    async with asyncio.timeout(60):
+        await sending.settled()
+    assert Counter(future.result().broker_group for future in futures) == {
+        "g1": CALLS_MAX,  # which may keep them already
+        "g2": CALLS_MAX,
+    }
