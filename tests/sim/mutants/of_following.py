@@ -67,11 +67,11 @@ def rows_are_repeated_when_a_broker_returns(patches: Patches) -> None:
 def chunks_beside_a_failure_are_dropped(patches: Patches) -> None:
     """What was read of other partitions is given up when a broker does not answer."""
 
-    async def wait_for_broker(self: Any, error: Any) -> None:
+    async def wait_for_servers(self: Any, now_ms: int) -> None:
         self._buffer.clear()
-        await real(self, error)
+        await real(self, now_ms)
 
-    real = patches.set(Reader, "_wait_for_broker", wait_for_broker)
+    real = patches.set(Reader, "_wait_for_servers", wait_for_servers)
 
 
 def broadcasts_begin_children_late(patches: Patches) -> None:
