@@ -104,8 +104,13 @@ class FailureRuns:
             end = self._end if last else self._starts[place + 1]
             yield self._starts[place], end, self._row(place)
 
-    def put(self, start: int, end: int, mark: Mark) -> None:
-        """Say this of `[start, end)`."""
+    def put(self, start: int, end: int, mark: Mark, present: OffsetRuns | None = None) -> None:
+        """
+        Say this of `[start, end)`.
+
+        Args:
+            present: the messages; a row reaches over a gap between them, and tells no try there once its messages have another.
+        """
         first = bisect_left(self._starts, start, self._head)
         last = bisect_left(self._starts, end, first)
         new: list[tuple[int, Mark]] = []
@@ -120,6 +125,10 @@ class FailureRuns:
                 new.append((end, following))
         self._splice(first, last, new)
         self._end = max(self._end, end)
+        if present is not None and self.at(end).next_ms:
+            _, behind = present.gap(end, end)
+            if behind is None or end < behind:
+                self.put(end, self._end if behind is None else behind, UNKNOWN)
 
     def _splice(self, first: int, last: int, new: list[tuple[int, Mark]]) -> None:
         if first == self._head and len(new) <= last - first:

@@ -130,14 +130,13 @@ class ParkedKey:
     def mark(self, marks: Iterable[Marks]) -> None:
         """Note how messages failed that are parked."""
         for source, start, end, mark in marks:
-            runs = self.failures.get(source)
+            runs, known = self.failures.get(source), self.pieces.get(source)
             if runs is None:
                 runs = self.failures[source] = FailureRuns()
-                known = self.pieces.get(source)
                 if known:
                     *_, (_, last) = known.some(known.runs - 1, 1)
                     runs.put(known.first, last, UNKNOWN)
-            runs.put(start, end, mark)
+            runs.put(start, end, mark, known)
         while too_many_runs(self.failures.values()):
             max(self.failures.values(), key=len).coarsen()
 

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from keylane.broker.partition import park_checks
@@ -289,6 +289,9 @@ def test_offset_runs_are_a_set(steps):
     ),
     st.integers(0, 31),
 )
+@example(  # a try of message 0 stood on the gap behind it
+    [(True, (0, 1), 1, 1, 1), (True, (2, 3), 1, 1, 0), (True, (0, 1), 1, 1, 0)], 31
+)
 def test_failure_runs_tell_what_was_said_last_of_each_message(steps, coarse):
     """In no more rows than twice the messages; what is coarse has the fault, and no earlier time."""
     runs, present, model = FailureRuns(), OffsetRuns(), {}
@@ -296,7 +299,7 @@ def test_failure_runs_tell_what_was_said_last_of_each_message(steps, coarse):
         mark = Mark(since_ms, 5, fault, next_ms)
         if add:
             present.add(start, end)
-            runs.put(start, end, mark)
+            runs.put(start, end, mark, present)
             model |= dict.fromkeys(range(start, end), mark)
         else:
             present.remove(start, end)
