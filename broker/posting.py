@@ -136,16 +136,7 @@ class MessagePosting:
         return Posted(receipts=[receipt for receipt in post.receipts if receipt is not None])
 
     async def place(self, subject: str, subject_id: int) -> int:
-        """
-        A logical partition of a partition that takes messages now; of this broker, if it has one.
-
-        Args:
-            subject_id: the only subject of the name that gets them; 0: not known.
-
-        Raises:
-            SubjectDeletedError: this subject was deleted.
-            KeylaneError: there is no route, or no open partition.
-        """
+        """As `Subjects.place` of scheduled messages says; a partition of this broker, if it has one."""
         route = await self._peers.route_of(subject, subject_id)
         partition = self._any(route.open_partitions())
         if partition is None or partition.address is None:
@@ -166,19 +157,7 @@ class MessagePosting:
         subject_id: int,
         tried: bool,
     ) -> None:
-        """
-        Store messages without keys as one batch, in the partition of a logical partition; a repeat is stored once.
-
-        Args:
-            key: the idempotency key.
-            tried: an earlier call with the key may have stored them.
-            subject_id: as of `place`.
-
-        Raises:
-            SubjectDeletedError: this subject was deleted.
-            MessageTooLargeError: a message is over the limit of the subject; nothing is stored, nor was by an earlier try.
-            KeylaneError: nothing is stored, or its fate is UNKNOWN.
-        """
+        """As `Subjects.store` of scheduled messages says, in the partition of the logical partition."""
         producer = keyed_producer(key, messages)
         places = [logical] * len(messages)
         post = _Post(subject, list(messages), places, producer, sent_at_ns, subject_id, tried)

@@ -17,7 +17,7 @@ import logging
 import random
 from collections.abc import Coroutine, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...protocol.backoff import Backoff, Pauses
 from ...protocol.clock import Clock
@@ -57,6 +57,13 @@ UNREADABLE_MS = 60_000
 """Pause of a message that cannot be read from the disk."""
 
 
+class _Keeping(NamedTuple):
+    """A message that is being written."""
+
+    subject: str
+    done: asyncio.Future[None]
+
+
 class Scheduler:
     """The scheduled messages of a broker; made by `open`."""
 
@@ -86,14 +93,12 @@ class Scheduler:
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._writer = JournalWriter(journal, run_blocking, written=self._clean)
-        self._writing: dict[bytes, asyncio.Future[None]] = {}
+        self._writing: dict[bytes, _Keeping] = {}
         """Messages that are not durable yet."""
-        self._writing_subjects: dict[bytes, str] = {}
-        """The subjects of these."""
         self._writing_shares: dict[str, ScheduledAmount] = {}
+        """These by subject."""
         self._canceling: dict[bytes, asyncio.Future[None]] = {}
         """Cancels and drops that are not durable yet."""
-        self._writing_bytes = 0
         self._wake = asyncio.Event()
         self._turn = asyncio.Event()
         """Set when a delivery has ended or failed; then there is another one."""
@@ -162,8 +167,8 @@ class Scheduler:
 
     def subject_of(self, scheduled_id: bytes) -> str | None:
         """The subject of a message that waits, or is being written; None: there is none of this id."""
-        entry = self._agenda.entries.get(scheduled_id)
-        return self._writing_subjects.get(scheduled_id) if entry is None else entry.subject
+        known = self._agenda.entries.get(scheduled_id) or self._writing.get(scheduled_id)
+        return None if known is None else known.subject
 
     def knows_all(self, scheduled_ids: Iterable[bytes]) -> bool:
         """True if `schedule` would write nothing of messages with these ids."""
@@ -182,17 +187,17 @@ class Scheduler:
         """
         writing = [self._writing.get(message.scheduled_id) for message in messages]
         known = [
-            working is not None or self._agenda.knows(message.scheduled_id)
-            for message, working in zip(messages, writing, strict=True)
+            write is not None or self._agenda.knows(message.scheduled_id)
+            for message, write in zip(messages, writing, strict=True)
         ]
         fresh = [message for message, old in zip(messages, known, strict=True) if not old]
         if fresh:
             self._writer.check()
             self._check_limits(fresh)
             await self._keep(fresh)
-        for working in writing:
-            if working is not None:
-                await asyncio.shield(working)
+        for write in writing:
+            if write is not None:
+                await asyncio.shield(write.done)
         return known
 
     def _check_limits(self, fresh: Sequence[Waits]) -> None:
@@ -204,9 +209,9 @@ class Scheduler:
         """
         subject = fresh[0].subject
         size = sum(message.size for message in fresh)
-        kept = ScheduledAmount(
-            len(self._agenda.entries) + len(self._writing), self._agenda.bytes + self._writing_bytes
-        )
+        kept = ScheduledAmount(len(self._agenda.entries), self._agenda.bytes)
+        for writing in self._writing_shares.values():
+            kept = kept.plus(*writing)
         own = self._agenda.share(subject).plus(
             *self._writing_shares.get(subject, ScheduledAmount())
         )
@@ -219,7 +224,6 @@ class Scheduler:
         subject, shares = messages[0].subject, self._writing_shares
 
         def count(number: int, size: int) -> None:
-            self._writing_bytes += size
             share = shares[subject] = shares.get(subject, ScheduledAmount()).plus(number, size)
             if not share.messages:
                 del shares[subject]
@@ -228,7 +232,6 @@ class Scheduler:
             count(-len(messages), -size)
             for message in messages:
                 del self._writing[message.scheduled_id]
-                del self._writing_subjects[message.scheduled_id]
 
         def kept(place: Place) -> None:
             end()
@@ -239,8 +242,7 @@ class Scheduler:
         done = self._writer.submit(messages, then=kept, undo=end)
         count(len(messages), size)
         for message in messages:
-            self._writing[message.scheduled_id] = done
-            self._writing_subjects[message.scheduled_id] = message.subject
+            self._writing[message.scheduled_id] = _Keeping(subject, done)
         await asyncio.shield(done)
 
     async def cancel(self, scheduled_id: bytes) -> CancelOutcome:
@@ -254,8 +256,8 @@ class Scheduler:
             StorageError: see its fate.
         """
         self._writer.check()
-        if (writing := self._writing.get(scheduled_id)) is not None:
-            await asyncio.shield(writing)
+        if (write := self._writing.get(scheduled_id)) is not None:
+            await asyncio.shield(write.done)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DELIVERY_S):
                 while self._agenda.is_taken(scheduled_id):

@@ -163,7 +163,7 @@ async def test_subject_of_a_message_is_known_while_it_is_written():
     told = scheduler.subject_of(kept.scheduled_id)
     await writing
     assert (told, scheduler.subject_of(kept.scheduled_id)) == ("s", "s")
-    assert not scheduler._writing_subjects
+    assert not scheduler._writing
     await scheduler.close()
 
 
