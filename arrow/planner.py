@@ -16,7 +16,7 @@ Source: Kafka's batch reader binds its end late in each task; a retry can then s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 
@@ -27,6 +27,7 @@ from ..protocol.errors import (
     PartitionUnknownError,
 )
 from ..protocol.reading.bounds import BoundsOf, PartitionBounds
+from ..protocol.reading.lineage import nearest_ancestors
 from ..protocol.reading.placing import OwnPlace, place_in_order
 from ..protocol.routing import Partition, PartitionState, Route, logical_partition
 from .loss import loss_error
@@ -152,24 +153,13 @@ def select_partitions(routes: Sequence[Route], options: ReadOptions) -> list[Sel
     }
     for each in wanted.values():
         _check_readable(each.partition)
-    continued = {
-        number: parents
+    parents = {
+        int(each.partition_id): map(int, each.parents)
         for route in routes
-        for number, parents in _continued(route, wanted.keys()).items()
+        for each in route.partitions
     }
+    continued = nearest_ancestors(parents, wanted.keys())
     return [replace(each, continues=continued[number]) for number, each in wanted.items()]
-
-
-def _continued(route: Route, chosen: Collection[int]) -> dict[int, frozenset[int]]:
-    """Partition id → the chosen partitions that it continues, at once or through others."""
-    continued: dict[int, frozenset[int]] = {}
-    for each in sorted(route.partitions, key=lambda each: each.partition_id):  # parents come first
-        above = [
-            {parent} if parent in chosen else continued.get(parent, frozenset())
-            for parent in map(int, each.parents)
-        ]
-        continued[int(each.partition_id)] = frozenset().union(*above)
-    return continued
 
 
 def check_named(routes: Sequence[Route], options: ReadOptions) -> None:

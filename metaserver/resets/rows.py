@@ -29,6 +29,7 @@ from ...protocol.errors import (
 )
 from ...protocol.ids import FencingToken, PartitionId, check_name
 from ...protocol.progress import ResetGroup
+from ...protocol.reading.lineage import nearest_ancestors
 from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
 from ...protocol.text import counted
 from ..cluster.heard import mark_unsettled
@@ -204,22 +205,10 @@ def _past_gone(
     ids = {partition.partition_id for partition in served}
     if all(ids.issuperset(partition.parents) for partition in served):
         return list(served)
-    lineage = subject_parents(connection, subject_id)
-
-    def nearest(partition: Partition) -> Partition:
-        ancestors: set[PartitionId] = set()
-        seen, todo = set(partition.parents), list(partition.parents)
-        while todo:
-            above = todo.pop()
-            if above in ids:
-                ancestors.add(above)
-                continue
-            further = set(lineage.get(above, ())) - seen
-            seen |= further
-            todo += further
-        return replace(partition, parents=tuple(sorted(ancestors)))
-
-    return [nearest(partition) for partition in served]
+    nearest = nearest_ancestors(subject_parents(connection, subject_id), ids)
+    return [
+        replace(each, parents=tuple(sorted(nearest.get(each.partition_id, ())))) for each in served
+    ]
 
 
 def begin_reset(
