@@ -238,9 +238,8 @@ class HttpCallers:
             most = max(self._held, key=self.held)
             if most == principal or self.held(most) <= self._places // HELD_SHARE:
                 raise OverloadedError("too many HTTP connections", limit=self._places)
-            newest = next(
-                reversed(self._held[most])
-            )  # the longer one is there, the longer it stays
+            # The longer one is there, the longer it stays.
+            newest = next(reversed(self._held[most]))
             text = f"{most!r} has {self.held(most)} of {self._places} HTTP connections, and others have to wait"
             self.free(newest)
             newest.make_room(ConnectionQuotaError(text, principal=most))

@@ -103,9 +103,8 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
     try:
         ends = await _ends(admin, hidden)
     except SubjectUnknownError:
-        return CutOver(
-            ends=covered, subject_id=subject_id
-        )  # publishing says whether it is published
+        # Publishing says whether it is published.
+        return CutOver(ends=covered, subject_id=subject_id)
     _check_rows(manifest, hidden, ends, folder)
     stored = await _stored(admin, subject, before=min(ends))
     covered |= {each.partition_id: each.end for each in stored if each.first >= each.end}
