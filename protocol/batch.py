@@ -258,13 +258,13 @@ def check_lengths(data: bytes | memoryview, header: Header, start: int = 0) -> i
     first = start + HEADER_BYTES + 8 * header.count
     lengths: array[int] = array("I")
     lengths.frombytes(memoryview(data)[first : first + 12 * header.count])
-    if (key_bytes := max(lengths[: header.count])) > KEY_BYTES_MAX:
-        raise key_too_large(key_bytes)
     total = HEADER_BYTES + BYTES_PER_MESSAGE * header.count + sum(lengths)
     if header.compression != Compression.NONE:
         _check_unpacked(header, total)
     elif total != header.length:
         raise CorruptBatchError("the lengths do not add up", length=header.length, found=total)
+    if (key_bytes := max(lengths[: header.count])) > KEY_BYTES_MAX:
+        raise key_too_large(key_bytes)
     return total
 
 

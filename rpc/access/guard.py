@@ -337,9 +337,10 @@ class Guard:
 
 def _after(left_out: int, what: str, detail: str) -> str:
     """The detail of a line, with how many of its kind had none."""
-    return "; ".join(
-        part for part in (f"{left_out} more were {what} before" * bool(left_out), detail) if part
-    )
+    if not left_out:
+        return detail
+    before = f"{left_out} more were {what} before"
+    return f"{before}; {detail}" if detail else before
 
 
 def _is_refusal(error: KeylaneError) -> bool:

@@ -184,6 +184,9 @@ def test_lengths_that_do_not_add_up_are_refused():
         record = encode_record(body, kind=Kind.MESSAGES, count=1)
         with pytest.raises(CorruptBatchError, match="do not add up"):
             columns(record, check_batch(record))
+        # A key of 4 GB is none that is too large: the lengths lie.
+        with pytest.raises(CorruptBatchError, match="do not add up"):
+            check_lengths(record, check_batch(record))
 
 
 @pytest.mark.parametrize("version", [0, 2, 255])
