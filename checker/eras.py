@@ -17,14 +17,18 @@ class Era:
         token: of the reset that began the era; 0 for the era before the first reset.
         start: the cursor that the reset set; messages below are not owed to the group.
         sure: the broker has confirmed the reset; until then it may have been done or not.
+        alone: the reset left children out, which keep what they took over before.
     """
 
     __slots__ = (
-        "_acked", "_cursors", "_passed", "aside", "cursor", "ended", "start", "sure", "token",
+        "_acked", "_cursors", "_passed", "alone", "aside", "cursor", "ended", "start", "sure", "token",
     )  # fmt: skip
 
-    def __init__(self, token: int = 0, start: int = 0, *, sure: bool = True) -> None:
+    def __init__(
+        self, token: int = 0, start: int = 0, *, sure: bool = True, alone: bool = False
+    ) -> None:
         self.token = token
+        self.alone = alone
         self.start = start
         self.sure = sure
         self.ended: set[int] = set()
@@ -113,10 +117,19 @@ class Eras:
                     break
         return eras
 
-    def asked(self, token: int, start: int) -> None:
+    def asked(self, token: int, start: int, *, alone: bool = False) -> None:
         """A broker was asked for a reset, which may be done from now on."""
         if token > self.all[-1].token:
-            self.all.append(Era(token, start, sure=False))
+            self.all.append(Era(token, start, sure=False, alone=alone))
+
+    def is_kept(self, offset: int) -> bool:
+        """Whether children may have a parked message still, because each reset since has left them out."""
+        for era in reversed(self.all):
+            if offset in era.aside:
+                return True
+            if not era.alone:
+                return False
+        return False
 
     def done(self, token: int) -> None:
         """The broker has confirmed a reset."""

@@ -231,12 +231,17 @@ class Looked(NamedTuple):
 
 
 class Resetting(NamedTuple):
-    """A broker is asked to set a group's cursor for an operator; a `Served` event follows when it has done so."""
+    """
+    A broker is asked to set a group's cursor for an operator; a `Served` event follows when it has done so.
+
+    `alone`: without children, which keep what they took over of the partition.
+    """
 
     group: str
     partition_id: int
     token: int
     cursor: int
+    alone: bool = False
 
 
 class Expired(NamedTuple):

@@ -264,10 +264,12 @@ class Judge:
             for offset in range(start, end):
                 progress.set_aside(token, offset, skipped=skipped, alone=alone)
 
-    def resetting(self, group: str, partition_id: int, token: int, cursor: int) -> None:
+    def resetting(
+        self, group: str, partition_id: int, token: int, cursor: int, alone: bool = False
+    ) -> None:
         """See `events.Resetting`."""
         self.edits.reset(group)
-        self.progress(group, partition_id).resetting(token, cursor)
+        self.progress(group, partition_id).resetting(token, cursor, alone=alone)
 
     def looked(self, *fields: Any) -> None:
         """See `events.Looked`."""

@@ -73,7 +73,8 @@ class Progress:
                 )
         else:
             self.newest = max(self.newest, token)
-        self._check_reset(offset, token, fenced=fenced)
+        if not (foreign and self.eras.is_kept(offset)):
+            self._check_reset(offset, token, fenced=fenced)
         if key and offset not in self.alone:
             reached = self.reached.get((token, key), -1)
             if offset < reached or (offset == reached and offset in self.done[token]):
@@ -158,10 +159,10 @@ class Progress:
             kind, began, instant, cursor, ranges, self._note, self.eras.floor
         )
 
-    def resetting(self, token: int, cursor: int) -> None:
+    def resetting(self, token: int, cursor: int, *, alone: bool) -> None:
         """The broker is asked to set the cursor."""
         if not self._fences or token > self._fences[-1]:
-            self.eras.asked(token, cursor)
+            self.eras.asked(token, cursor, alone=alone)
 
     def check_expired(self, first_offset: int) -> None:
         """Messages below `first_offset` are removed: the group must have handled them."""

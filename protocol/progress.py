@@ -155,7 +155,7 @@ class SetCursor(Struct, frozen=True, kw_only=True):
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     """The group's consume strategy; the broker stores it with the token."""
     kept_parents: tuple[int, ...] = ()
-    """Parents that are not set with it: what was taken over of them is forgotten here, and not taken over again."""
+    """Ancestors that are not set with it: what was taken over of them stays parked here, and is not taken over again."""
     kept_children: tuple[tuple[int, int], ...] = ()
     """Half-open ranges of logical partitions of the children that are not set with it: they keep what they took over."""
 

@@ -313,12 +313,10 @@ class _Checks:
         return change if self._parked else None
 
     def _told(self, change: AncestorTold) -> AncestorTold | None:
-        return change if self._cleared or change.source in self._parked.sources else None
+        return change if change.source in self._parked.sources else None
 
     def _has_adopted(self, parent: int) -> bool:
         """True unless a later owner than the one that adopted from this parent asks: a reset may have come between."""
-        if self._cleared:
-            return False
         under = self._parked.adopted_under.get(parent, self._token)
         return parent in self._parked.adopted and under >= self._token
 
@@ -348,7 +346,7 @@ class _Checks:
 
         Nothing that was asked for is forgotten: a redrive is of all messages of the key, and a dead key stays so.
         """
-        known = None if self._cleared else self._parked.get(key.key)
+        known = self._parked.get(key.key)
         if known is None or not known.messages:
             return key
         state = max(key.state, known.state, key=_PRECEDENCE.index)

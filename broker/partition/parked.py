@@ -3,7 +3,7 @@
     park_checks (raises, or gives what is to be written) ──▶ apply (at once; gives its undo) ──▶ the record in the log
 
 Invariants
-    A message that is parked is acked.  It is kept until an Unpark, or a Clear of everything.
+    A message that is parked is acked.  It is kept until an Unpark, or a Clear.
     Of a key the messages of an ancestor come before those of a later partition, each by offset: the order in which they
     were sent.  A partition has a higher id than its ancestors.
     Folding a change a second time, after later ones, and then these, leads to the same state.  So each state of a key is
@@ -208,7 +208,7 @@ class Parked:
                 self.frozen, before = True, self.frozen
                 return lambda: setattr(self, "frozen", before)
             case Clear():
-                return self._clear()
+                return self._clear(change)
             case Unneeded():
                 return self._leave(change)
             case AncestorTold():
@@ -519,12 +519,22 @@ class Parked:
 
         return take_back
 
-    def _clear(self) -> Undo:
+    def _clear(self, change: Clear) -> Undo:
         before = self._keys, self.messages, self.frozen
         ancestors = self.adopted, self.adopted_under, self.sources, self.taking
         passed, self.passed = (self.passed, self.children_tell), {}
-        self._keys, self.messages, self.frozen, self.children_tell = {}, 0, False, False
-        self.adopted, self.adopted_under, self.sources, self.taking = set(), {}, set(), set()
+        kept = set() if self.frozen else set(change.kept)
+        parts = {key: parked.part_of(kept) for key, parked in self._keys.items()} if kept else {}
+        self._keys = {key: part for key, part in parts.items() if part.messages}
+        self.messages = sum(part.messages for part in self._keys.values())
+        self.frozen = self.children_tell = False
+        self.adopted = self.adopted.intersection(change.kept)
+        self.adopted_under = {
+            parent: token for parent, token in self.adopted_under.items() if parent in self.adopted
+        }
+        # Ancestors above those that were adopted have to be told, too.
+        self.sources = set(self.sources) if self.adopted or self._keys else set()
+        self.taking = set()
 
         def take_back() -> None:
             self._keys, self.messages, self.frozen = before

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -118,6 +118,18 @@ class ParkedKey:
             else:
                 del self.failures[source]
         return gone
+
+    def part_of(self, sources: Collection[int]) -> ParkedKey:
+        """The messages of these sources alone, with nothing at handlers; the runs are shared, for this one to be dropped."""
+        part = ParkedKey(self.since_ms)
+        part.state, part.failure = self.state, self.failure
+        part.pieces = {source: runs for source, runs in self.pieces.items() if source in sources}
+        part.messages = sum(runs.messages for runs in part.pieces.values())
+        part.edits = {place: edit for place, edit in self.edits.items() if place[0] in sources}
+        part.failures = {
+            source: runs for source, runs in self.failures.items() if source in sources
+        }
+        return part
 
     # ── failures ──────────────────────────────────────────────────────────────────────────────────────
     def marks(self, source: int, ranges: Iterable[Range]) -> list[Marks]:

@@ -29,14 +29,12 @@ def change_parked(
     *,
     at_ms: int,
     next_tries: Sequence[NextTry] = (),
-    token: int | None = None,
 ) -> asyncio.Future[None]:
     """
     Make these changes, all or none; those that are made already change nothing.  The future ends when they are durable.
 
     Args:
         next_tries: when messages that wait for retry behind the changes are tried.
-        token: under which they are noted; None: the fence.
 
     Raises:
         ParkFullError, ParkMovedError, InvalidRequestError, OverloadedError, BrokerReadOnlyError, MessageTooLargeError:
@@ -47,12 +45,11 @@ def change_parked(
     wanted = park_changes(parked, changes, group.acked, next_offset=end, token=fence)
     if not wanted:
         return store.commit.flushed()
-    token = fence if token is None else token
-    body = ParkedBody(group.name, token, at_ms, tuple(wanted), tuple(next_tries))
+    body = ParkedBody(group.name, fence, at_ms, tuple(wanted), tuple(next_tries))
     record = encode_body(partition.partition_id, body)
     store.commit.check_room(OWN_RECORD_BYTES + len(record), own=True)
     store.state.touch(partition)
-    undos = [parked.apply(change, at_ms=at_ms, acked=group.acked, token=token) for change in wanted]
+    undos = [parked.apply(change, at_ms=at_ms, acked=group.acked, token=fence) for change in wanted]
     parked.note_next_tries(next_tries)
     group.changing += 1
     acked = [part for change in wanted if isinstance(change, Park | Bury) for part in change.ranges]

@@ -1,6 +1,6 @@
 """Sets a group's progress for an operator: the fence rises to a new token, then the cursor is set.
 
-    POST /v1/partitions/{id}/cursor ─▶ FENCE [group, token, session] ─▶ CURSOR [group, token, cursor, []] ─▶ PARKED [Clear, Adopt, …]   one commit
+    POST /v1/partitions/{id}/cursor ─▶ FENCE [group, token, session] ─▶ CURSOR [group, token, cursor, []] ─▶ PARKED [Clear, Adopt]   one commit
 
 Invariants
     The earlier owner is refused from the decision on, so none of its acks changes the new cursor.
@@ -8,8 +8,8 @@ Invariants
     What is parked is forgotten behind the new cursor: a log that ends between them has lost no message, and a repeat
     clears what it still has.
     Messages of its own that children keep parked though it is set without them are kept for them (`passed`).
-    What was taken over of a parent that is not set with it is not taken over again: it was cleared here.  That is one
-    record, so a repeat never finds the one without the other.
+    What was taken over of an ancestor that is not set with it stays parked, and is not taken over again: no cursor that
+    is set says anything of it.  Where children have it, they keep it.
     An ancestor is told by the owner of the partition, or by the owners of its children if these are not set with it:
     they learn of it when they take the partition over once more.
 """
@@ -20,7 +20,7 @@ import asyncio
 
 from ...protocol.errors import OffsetOutOfRangeError
 from ...protocol.offsets import AckedOffsets
-from ...protocol.parked import Adopt, AncestorTold, AskedChange, Clear
+from ...protocol.parked import Adopt, AskedChange, Clear
 from ...protocol.progress import SetCursor
 from ..partition.park_views import passed_on
 from ..partition.partition import Group, HostedPartition
@@ -32,7 +32,8 @@ from .store import OWN_RECORD_BYTES, Store
 
 def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyncio.Future[None]:
     """
-    Set a group's cursor; a cursor below the first offset is raised to it.  What the group has parked is forgotten.
+    Set a group's cursor; a cursor below the first offset is raised to it.  What the group has parked of the
+    partition is forgotten.
 
     Returns:
         A future that is resolved when fence and cursor are durable.
@@ -65,19 +66,13 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
     if not group.parked:
         return durable
     parked = group.parked
-    kept = sorted(parked.adopted.intersection(ask.kept_parents))
-    sources = tuple(sorted(parked.sources)) if kept else ()
     # Children that have taken something over need the ancestors: these would forget what the owner of this one says.
     tell = bool(ask.kept_children) and (parked.frozen or parked.children_tell)
     passed = passed_on(parked, ask.kept_children, partition.facts.partition.range_start)
-    changes: list[AskedChange] = [Clear()]
+    changes: list[AskedChange] = [Clear(ask.kept_parents)]
     if passed or tell:
         changes.append(Adopt(0, (), last=False, passed=passed, children_tell=tell))
-    changes += [Adopt(parent, (), last=True, sources=sources) for parent in kept]
-    changes += [AncestorTold(parent) for parent in kept if parent not in sources]
-    # At the newest of these, all that the kept parents had parked was taken over.
-    under = max((parked.adopted_under.get(parent, 0) for parent in kept), default=None)
-    return change_parked(store, partition, group, changes, at_ms=0, token=under)
+    return change_parked(store, partition, group, changes, at_ms=0)
 
 
 def _submit(

@@ -254,7 +254,10 @@ class AncestorTold(Struct, frozen=True, array_like=True, tag=9):
 
 
 class Clear(Struct, frozen=True, array_like=True, tag=7):
-    """Forget everything that is parked: an operator has set the group's progress."""
+    """Forget what is parked, all of it but messages of `kept`: an operator has set the group's progress."""
+
+    kept: tuple[int, ...] = ()
+    """Ancestors that are not set: what was taken over of them stays, unless children have it."""
 
 
 ParkChange = (

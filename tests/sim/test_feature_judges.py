@@ -116,6 +116,11 @@ def test_owner_of_before_a_reset_is_told_when_it_begins_a_handler_after_it():
     assert check_resets([*history, *_handled(3, 2)], {1}), "below the cursor"
 
 
+def test_child_may_begin_what_it_took_over_below_the_cursor_of_its_parents_reset():
+    history = [*_reset(2, 3), Served("acquire", "group0", 2, 3, 0, 0)]
+    assert check_resets([*history, *_handled(3, 1)], {1, 2}) == []
+
+
 def test_message_is_told_when_it_is_not_handled_after_a_reset():
     """Only what is handled under a later token counts."""
     history = [*_handled(1, 3), *_handled(1, 4), *_reset(2, 3), *_handled(3, 3)]

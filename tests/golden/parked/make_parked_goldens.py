@@ -68,6 +68,7 @@ CHANGES: tuple[ParkChange, ...] = (
     Park(b"N14228", (), FAILURE, 5),
     Adopt(0, (AdoptedKey(b"N14228", ParkState.PARKED, 99, FAILURE, (), token=5),), last=False),
     Adopt(0, (), last=False, sources=(3,), passed=((-1, 7), (512, 3)), children_tell=True),
+    Clear((3, 5)),
 )
 KEY_ROWS = [
     ParkedKeyRow(b"N14228", ParkState.PARKED, 2),

@@ -100,7 +100,7 @@ CHANGES = st.one_of(
         Adopt, st.sampled_from([3, 5]), st.lists(ADOPTED, max_size=2).map(tuple), st.booleans()
     ),
     st.just(Freeze()),
-    st.just(Clear()),
+    st.builds(Clear, st.sampled_from([(), (3,), (3, 5)])),
 )
 ASKED = CHANGES | st.builds(
     ParkOrBury, KEYS.filter(lambda key: not isinstance(key, int)), SOME, st.none() | FAILURES

@@ -422,7 +422,7 @@ class BrokerHost(Host):
         async def watched(body: Any, params: Params) -> object:
             fields = (body.group, int(params["id"]), body.token)
             began = self._tick()
-            self._record(Resetting(*fields, body.cursor))
+            self._record(Resetting(*fields, body.cursor, alone=bool(body.kept_children)))
             answer = await route.handler(body, params)
             self._record(Served("reset", *fields, began, body.cursor))
             return answer

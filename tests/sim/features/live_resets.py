@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from msgspec.structs import asdict
+from msgspec.structs import replace as replace_fields
 
 from keylane.admin.group_resets import reset_group
 from keylane.broker.partition.partition import HostedPartition
@@ -23,12 +24,20 @@ from keylane.protocol.errors import (
     ResetCanceledError,
 )
 from keylane.protocol.operations import OperationKind, Reshape
-from keylane.protocol.progress import GroupReset, ResetTo
+from keylane.protocol.progress import GroupReset, ResetGroup, ResetTo
 from sim.actors.clients import SUBJECT
 from sim.actors.operators import draw_reset, untold_resets
 from sim.features.feature import Feature
 from sim.features.parks import GROUP, ParkedKeys
 from sim.swarm import Swarm
+
+PARTS_FIRST = 1_000
+"""Mutants are known by worlds before."""
+
+
+def sets_parts(number: int) -> bool:
+    """Whether most resets set a partition alone: in every second world."""
+    return number >= PARTS_FIRST and number % 2 == 1
 
 
 class LiveResetting(Feature):
@@ -88,9 +97,12 @@ class LiveResetting(Feature):
     async def _reset(self) -> None:
         """Ask until it is done, or known as not done."""
         world, rng = self.world, self.rng
-        fields = asdict(draw_reset(world, rng))
-        if fields["to"] in {ResetTo.SHIFT, ResetTo.CURSORS}:
-            fields |= {"to": ResetTo.SHIFT, "shift": rng.choice((-30, -5, 5))}
+        ask = draw_reset(world, rng)
+        if ask.to in {ResetTo.SHIFT, ResetTo.CURSORS}:
+            ask = ResetGroup(to=ResetTo.SHIFT, shift=rng.choice((-30, -5, 5)))
+        if sets_parts(world.number) and rng.random() < 0.7:
+            ask = self._of_one_partition(ask)
+        fields = asdict(ask)
         fields |= {"live": True}
         call = partial(world._operator_meta.reset_group, SUBJECT, GROUP)
         world.faults.done += 1
@@ -120,6 +132,23 @@ class LiveResetting(Feature):
                 self.answers.append(answer)
                 self.answered_at = len(world.history)
                 return
+
+    def _of_one_partition(self, ask: ResetGroup) -> ResetGroup:
+        """The same for one partition, a sealed parent as likely as its children; now and then to an offset of it."""
+        hosted = [broker.store.state.partitions for broker in self.world.brokers if broker.store]
+        mine = sorted(
+            (number, partition.readable_offset)
+            for partitions in hosted
+            for number, partition in partitions.items()
+            if partition.facts.subject == SUBJECT
+        )
+        if not mine:
+            return ask
+        number, end = self.rng.choice(mine)
+        if self.rng.random() < 0.3:
+            offset = self.rng.randint(0, end)
+            return ResetGroup(to=ResetTo.OFFSET, partition_id=number, offset=offset)
+        return replace_fields(ask, partition_id=number)
 
     async def _cancel(self, to: ResetTo) -> None:
         """Cancel the reset that was just asked for, or the one after it; one that is told as canceled asks no broker."""
@@ -175,7 +204,8 @@ def check_resets(history: Sequence[Any], partitions: Collection[int]) -> list[st
     """
     What owners do around resets, told from tokens alone: those of a group grow with each grant and each reset.
 
-    Once a broker has done a reset, no handler begins there under a lower token, and none below the cursor.
+    Once a broker has done a reset, no handler begins there under a lower token, and none of its owner's below the cursor;
+    descendants may have taken messages over that lie there.
     """
     problems: list[str] = []
     newest: dict[int, int] = {}
@@ -183,10 +213,14 @@ def check_resets(history: Sequence[Any], partitions: Collection[int]) -> list[st
     cursors: dict[tuple[int, int], int] = {}
     starts: dict[int, int] = {}
     """Partition → cursor of that reset."""
+    homes: dict[int, int] = {}
+    """Token → the partition that it is an owner's of."""
     for event in history:
         match event:
             case Resetting(_, partition_id, token, cursor) if partition_id in partitions:
                 cursors[partition_id, token] = cursor
+            case Served("acquire", _, partition_id, token):
+                homes[token] = partition_id
             case Served("reset", _, partition_id, token) if partition_id in partitions:
                 if token > newest.get(partition_id, 0):
                     newest[partition_id] = token
@@ -195,7 +229,10 @@ def check_resets(history: Sequence[Any], partitions: Collection[int]) -> list[st
                 reset = newest[event.partition_id]
                 if event.token < reset:
                     problems.append(f"{event} begun after the reset of token {reset}")
-                elif event.offset < starts[event.partition_id]:
+                elif (
+                    event.offset < starts[event.partition_id]
+                    and homes.get(event.token, event.partition_id) == event.partition_id
+                ):
                     problems.append(f"{event} begun below {starts[event.partition_id]}")
     return problems
 
@@ -226,7 +263,7 @@ def granted_while_set(history: Sequence[Any], answers: Sequence[GroupReset]) -> 
 def unhandled_after(
     history: Sequence[Any], answers: Sequence[GroupReset], ends: dict[int, int]
 ) -> list[str]:
-    """What the group has not handled from the cursors of the last reset on, of which an operator was told."""
+    """What the group has not handled from the cursor of a partition's last reset on, if an operator was told of that one."""
     done = {
         (event.partition_id, event.offset, event.token) for event in history if type(event) is Ended
     }
@@ -240,20 +277,20 @@ def unhandled_after(
     tokens: dict[tuple[int, int], int] = {}
     for partition_id, offset, token in done:
         tokens[partition_id, offset] = max(token, tokens.get((partition_id, offset), 0))
+    newest: dict[int, int] = {}
+    for event in history:
+        if type(event) is Resetting:
+            newest[event.partition_id] = max(event.token, newest.get(event.partition_id, 0))
     problems = []
-    for cursor in answers[-1].cursors if answers else ():
-        later = any(
-            type(event) is Resetting
-            and event.partition_id == cursor.partition_id
-            and event.token > cursor.token
-            for event in history
-        )
+    for cursor in (cursor for answer in answers for cursor in answer.cursors):
+        if newest[cursor.partition_id] > cursor.token:
+            continue
         missed = [
             offset
             for offset in range(cursor.cursor, ends.get(cursor.partition_id, 0))
             if tokens.get((cursor.partition_id, offset), 0) < cursor.token
             and (cursor.partition_id, offset) not in skipped
         ]
-        if missed and not later:
+        if missed:
             problems.append(f"{cursor}, and offset {missed[0]} was never handled after it")
     return problems

@@ -173,6 +173,7 @@ CATCHES: dict[str, int] = {
     "reset_forgets_the_last_one": 13,
     "reset_keeps_what_was_drained": 29,
     "reset_leaves_one_out": 5,
+    "reset_of_a_child_forgets_its_parents": 2_000_001_655,
     "reset_raises_no_fence": 13,
     "retention_passes_the_slowest_group": 3,
     "retries_are_due_at_once": 2_000_000_013,

@@ -9,6 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from keylane.broker.partition import parked as partition_parked
+from keylane.broker.partition.parked_key import ParkedKey
 from keylane.broker.store import set_cursor
 from keylane.consumer.parking.park_sender import ParkSender
 from keylane.metaserver.groups import sessions as group_sessions
@@ -82,6 +83,11 @@ def parked_messages_outlive_a_reset(patches: Patches) -> None:
         return store.commit.flushed()
 
     patches.set(set_cursor, "change_parked", keep)
+
+
+def reset_of_a_child_forgets_its_parents(patches: Patches) -> None:
+    """What a partition took over of its parents is forgotten with its own when it is reset alone."""
+    patches.set(ParkedKey, "part_of", lambda self, _sources: ParkedKey(self.since_ms))
 
 
 # ── instances ─────────────────────────────────────────────────────────────────────────────────────────
@@ -160,6 +166,7 @@ BREAKS: tuple[Breaks, ...] = (
     begun_live_reset_is_canceled,
     canceled_live_reset_goes_on,
     parked_messages_outlive_a_reset,
+    reset_of_a_child_forgets_its_parents,
     instance_waits_for_its_predecessor,
     late_joins_begin_again,
     unheard_sessions_hold_the_place,

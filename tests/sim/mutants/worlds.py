@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from sim.features.instances import Instances
 from sim.features.later import REPEATING, REPEATING_EVERY, LaterDeliveries
-from sim.features.live_resets import LiveResetting
+from sim.features.live_resets import LiveResetting, sets_parts
 from sim.features.loops import PROMPT, PROMPT_EVERY, Loops
 from sim.features.world import feature_plan_of, kind_of
 from sim.plans import plan_of
@@ -80,6 +80,14 @@ def _groups_are_reset(seed: int) -> bool:
     return plan.consumers > 1 and plan.partitions > 1
 
 
+def _partitions_are_reset_alone(seed: int) -> bool:
+    """Partitions of a group are set without the others, while it parks keys."""
+    number = seed - FEATURES_FIRST
+    if kind_of(number) is not LiveResetting or not sets_parts(number):
+        return False
+    return "on_failure" in feature_plan_of(number).consumer
+
+
 def _cursors_take_long(seed: int) -> bool:
     """The same, on slow disks."""
     return _groups_are_reset(seed) and feature_plan_of(seed - FEATURES_FIRST).disk_s >= 0.2
@@ -115,6 +123,7 @@ SHOWN_IN: dict[str, Callable[[int], bool]] = {
     "live_reset_waits_for_no_member": _groups_are_reset,
     "lost_heartbeat_renews": _shared_heartbeats_fail,
     "margin_on_the_wrong_side": _leases_end_with_messages,
+    "reset_of_a_child_forgets_its_parents": _partitions_are_reset_alone,
     "second_copy_not_declared": _batches_leave_home,
     "unfinished_writes_stay": _journals_are_full,
     "unheard_sessions_hold_the_place": _joins_come_late,

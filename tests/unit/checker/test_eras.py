@@ -2,6 +2,7 @@
 
 import pytest
 
+from keylane.checker.eras import Eras
 from keylane.checker.events import (
     Ended,
     Expired,
@@ -9,6 +10,7 @@ from keylane.checker.events import (
     Resetting,
     Sent,
     Served,
+    SetAside,
     Settled,
     Started,
     Stored,
@@ -169,3 +171,38 @@ def test_retention_must_not_remove(what, anomaly, events):
     """What a known group has not handled stays, and what stays is owed."""
     findings = check_history([*LOG, *events])
     assert findings.counts[anomaly], (what, findings.examples)
+
+
+def parked_era(*resets):
+    """An era with message 3 set aside, and resets of (token, alone) behind it."""
+    eras = Eras(lambda *_problem: None)
+    eras.all[0].aside.add(3)
+    for token, alone in resets:
+        eras.asked(token, 5, alone=alone)
+    return eras
+
+
+@pytest.mark.parametrize(
+    ("resets", "kept"),
+    [([], True), ([(2, True), (4, True)], True), ([(2, True), (4, False)], False)],
+)
+def test_parked_message_is_kept_by_children_unless_a_reset_sets_them_too(resets, kept):
+    assert parked_era(*resets).is_kept(3) is kept
+    assert not parked_era(*resets).is_kept(4)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_child_handles_a_message_below_the_cursor_only_if_the_reset_left_it_out(alone):
+    """Partition 2 has taken message 1 of partition 1 over."""
+    events = [
+        *ALL[:1],
+        *handled(0, token=1),
+        SetAside("g", 1, 1, ((1, 2),)),
+        *handled(2, 3, token=1),
+        Resetting("g", 1, 2, COUNT, alone),
+        served("reset", 2, COUNT),
+        Served("acquire", "g", 2, 3, BEGAN, 0),
+        *handled(1, token=3),
+    ]
+    counts = check_history([*LOG, *events]).counts
+    assert (counts["nonmonotonic"] == 0) is alone

@@ -239,6 +239,31 @@ async def test_reset_of_a_child_alone_keeps_which_parents_it_has_adopted():
     assert (again.adopted, again.adopted_under, again.unneeded()) == ({3}, {3: 1}, (2, 3, 4))
 
 
+async def test_reset_of_a_child_alone_keeps_what_it_took_over_of_its_parents():
+    """No cursor that is set says that they are handled again; what is parked of the child itself is forgotten."""
+    desk = await ParkedDesk(SimDisk()).fill()
+    keys = (
+        AdoptedKey(b"k", ParkState.REDRIVING, 1, FAILURE, ((2, 5, 6), (3, 0, 2))),
+        AdoptedKey(None, ParkState.DEAD, 1, FAILURE, ((3, 4, 6),)),
+    )
+    await desk.change(Adopt(3, keys, last=True, sources=(2,)))
+    await desk.change(Park(b"k", ((4, 6),)), Park(b"own", ((7, 8),), FAILURE))
+    ask = SetCursor(group="audit", token=2, cursor=0, kept_parents=(2, 3))
+
+    def check(desk: ParkedDesk) -> None:
+        known = desk.parked
+        rows = {key: list(parked.rows()) for key, parked in known.items()}
+        assert rows == {b"k": [(2, 5, 6), (3, 0, 2)], None: [(3, 4, 6)]}
+        assert (known.messages, known.unneeded(), known.first_own()) == (5, (), None)
+        assert (known.get(b"k").state, known.adopted) == (ParkState.REDRIVING, {3})
+
+    for _ in range(2):
+        await set_cursor(desk.store, desk.store.state.partition(1), ask)
+        check(desk)
+    await desk.store.commit.close()
+    check(desk.again(snapshot=False))
+
+
 async def test_reset_of_a_partition_alone_leaves_its_ancestors_to_its_children():
     """They have taken over what it had adopted, so an ancestor that it told would forget what they still need."""
     desk = await ParkedDesk(SimDisk()).fill()
@@ -248,7 +273,7 @@ async def test_reset_of_a_partition_alone_leaves_its_ancestors_to_its_children()
     ask = SetCursor(group="audit", token=2, cursor=0, kept_parents=(3,), kept_children=children)
     for _ in range(2):
         await set_cursor(desk.store, desk.store.state.partition(1), ask)
-        assert (desk.parked.adopted, desk.parked.unneeded()) == ({3}, ())
+        assert (desk.parked.adopted, desk.parked.unneeded(), len(desk.parked)) == ({3}, (), 0)
     await desk.store.commit.close()
     again = desk.again(snapshot=False).parked
     assert (again.adopted, again.unneeded()) == ({3}, ())
