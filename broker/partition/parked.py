@@ -52,6 +52,7 @@ from .parked_key import (
     left_by,
     mark_of,
     message_count,
+    parts_of,
     place_of,
 )
 
@@ -63,19 +64,9 @@ class Parked:
     """Everything that a group has parked on the partition `own`."""
 
     __slots__ = (
-        "_faults",
-        "_keys",
-        "adopted",
-        "adopted_under",
-        "children_tell",
-        "frozen",
-        "messages",
-        "own",
-        "passed",
-        "sources",
-        "taking",
-        "version",
-    )
+        "_faults", "_keys", "adopted", "adopted_under", "children_tell", "frozen", "messages", "own", "passed", "sources",
+        "taking", "version",
+    )  # fmt: skip
 
     def __init__(self, own: int) -> None:
         self.own = own
@@ -520,26 +511,20 @@ class Parked:
         return take_back
 
     def _clear(self, change: Clear) -> Undo:
-        before = self._keys, self.messages, self.frozen
-        ancestors = self.adopted, self.adopted_under, self.sources, self.taking
-        passed, self.passed = (self.passed, self.children_tell), {}
-        kept = set() if self.frozen else set(change.kept)
-        parts = {key: parked.part_of(kept) for key, parked in self._keys.items()} if kept else {}
-        self._keys = {key: part for key, part in parts.items() if part.messages}
+        fields = set(self.__slots__) - {"own", "version", "_faults"}
+        before = {name: getattr(self, name) for name in fields}
+        self._keys = {} if self.frozen else parts_of(self._keys, change.kept)
         self.messages = sum(part.messages for part in self._keys.values())
-        self.frozen = self.children_tell = False
+        self.frozen, self.passed, self.children_tell, self.taking = False, {}, False, set()
         self.adopted = self.adopted.intersection(change.kept)
-        self.adopted_under = {
-            parent: token for parent, token in self.adopted_under.items() if parent in self.adopted
-        }
+        under = self.adopted_under.items()
+        self.adopted_under = {parent: token for parent, token in under if parent in self.adopted}
         # Ancestors above those that were adopted have to be told, too.
         self.sources = set(self.sources) if self.adopted or self._keys else set()
-        self.taking = set()
 
         def take_back() -> None:
-            self._keys, self.messages, self.frozen = before
-            self.passed, self.children_tell = passed
-            self.adopted, self.adopted_under, self.sources, self.taking = ancestors
+            for name, value in before.items():
+                setattr(self, name, value)
 
         return take_back
 

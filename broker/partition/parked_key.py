@@ -45,6 +45,14 @@ def message_count(ranges: Iterable[Range]) -> int:
     return sum(end - start for start, end in ranges)
 
 
+def parts_of(
+    keys: Mapping[ParkKey, ParkedKey], sources: Collection[int]
+) -> dict[ParkKey, ParkedKey]:
+    """What is parked of these sources alone, by key."""
+    parts = {key: parked.part_of(sources) for key, parked in keys.items()} if sources else {}
+    return {key: part for key, part in parts.items() if part.messages}
+
+
 class ParkedKey:
     """The parked messages of a key."""
 
