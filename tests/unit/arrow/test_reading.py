@@ -6,8 +6,8 @@ import asyncio
 import subprocess
 import sys
 
-import pyarrow as pa
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 import keylane.arrow
