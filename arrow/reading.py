@@ -123,7 +123,8 @@ def _bound(name: str, given: Place, default: Edge) -> ReadBound:
 
 
 def _point(name: str, given: str | datetime) -> Point:
-    if isinstance(given, datetime) and given.utcoffset() is not None:
+    # A time that differs from itself is pandas.NaT, which has no offset either.
+    if isinstance(given, datetime) and given == given and given.utcoffset() is not None:  # noqa: PLR0124
         return StoredAt(int(given.timestamp() * 1000))
     if isinstance(given, str) and given.startswith(_GROUP):
         return CursorOf(check_name("consumer group", given.removeprefix(_GROUP)))

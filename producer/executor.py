@@ -44,7 +44,7 @@ from .identity import Identity
 from .outgoing_batch import OutgoingBatch, first_receipt
 from .send_budget import SendBudget
 from .settings import ProducerSettings
-from .waiting import NOT_WAITING, PartitionWaits, WaitCause
+from .waiting import NOT_WAITING, Faults, PartitionWaits, WaitCause
 
 log = logging.getLogger("keylane.producer")
 
@@ -195,6 +195,7 @@ class Executor:
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────
     async def _run(self) -> None:
+        faults = Faults(self.group.partition_name)
         while True:
             try:
                 if self.state.available:
@@ -208,7 +209,8 @@ class Executor:
                     self._tried(ExecutorEvent.ANSWERED)
                     continue
                 await self._stream(channel)
-            except KeylaneError as error:
+            except Exception as raised:  # noqa: BLE001 - logged there
+                error = faults.failure(raised)
                 self._tried(ExecutorEvent.FAILED)
                 if self._after_failure(error, hopeless=await self._hopeless(error)):
                     self._pauses.skip()

@@ -38,7 +38,7 @@ from .placing import Place, QueueStarts
 from .send_budget import SendBudget
 from .send_future import BatchFuture, SendFuture
 from .settings import ProducerSettings
-from .waiting import NO_PARTITION, OLDER_ROUTE, WaitCause, route_cause
+from .waiting import NO_PARTITION, OLDER_ROUTE, Faults, WaitCause, route_cause
 
 log = logging.getLogger("keylane.producer")
 CLIENT_TYPE = "producer"
@@ -269,6 +269,7 @@ class SubjectSender:
 
     async def _follow_routes(self) -> None:
         pauses = self._settings.backoff.pauses(self._rng)
+        faults = Faults(f"route of {self.subject}")
         while True:
             why = NO_PARTITION
             try:
@@ -286,6 +287,8 @@ class SubjectSender:
                     return
                 log.info("route of %s: %s", self.subject, error.message)
                 why = route_cause(error)
+            except Exception as error:  # noqa: BLE001 - logged there
+                why = route_cause(faults.failure(error))
             self.held.report(why)
             await asyncio.sleep(pauses.next_ms() / 1000)
 
@@ -299,16 +302,12 @@ class SubjectSender:
         urgent = self._refresh.is_set() or self._lacks_a_broker()
         self._refresh.clear()
         if known is None:
-            return await self._meta.route_to_send(
-                self.subject, wait_ms=URGENT_WAIT_MS, order_strategy=self._order_strategy
-            )
+            first = partial(self._meta.route_to_send, self.subject, wait_ms=URGENT_WAIT_MS)
+            return await first(order_strategy=self._order_strategy)
         ask = partial(
-            self._meta.route,
-            self.subject,
-            known_version=known.version,
-            order_strategy=self._order_strategy,
-            subject_id=known.subject_id,
-        )
+            self._meta.route, self.subject, known_version=known.version,
+            order_strategy=self._order_strategy, subject_id=known.subject_id,
+        )  # fmt: skip
         if urgent:
             return await ask(wait_ms=URGENT_WAIT_MS)
         async with Race() as race:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ..protocol.clock import Clock
 from ..protocol.errors import (
     ForeignServerError,
+    InternalError,
     KeylaneError,
     PartitionUnknownError,
     RetryRule,
@@ -43,6 +44,9 @@ OLDER_ROUTE = WaitCause(
     "the metaserver's route is older than the one followed",
     "start the producer again if the metaserver's database was restored from a copy",
 )
+FAULT_HINT = (
+    "The log of this program has the traceback: look at what the error names, as threads or memory."
+)
 
 
 def broker_cause(error: KeylaneError, broker_group: str) -> WaitCause:
@@ -69,6 +73,33 @@ def route_cause(error: KeylaneError) -> WaitCause:
     """Why messages are held after a call for the route ended with `error`."""
     down = isinstance(error, UnreachableError) and not isinstance(error, ForeignServerError)
     return WaitCause(error.message, META_DOWN if down else error.hint)
+
+
+class Faults:
+    """
+    Errors that nothing foresaw, of a task that sends.  It goes on: if it ended, its messages would wait without a word.
+
+    Args:
+        what: the route or the partition that the task looks after, for the log.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._told = ""
+        """The last one that was logged; repeats are not."""
+
+    def failure(self, error: Exception) -> KeylaneError:
+        """The same error, or for one of another kind an InternalError, which names it."""
+        if isinstance(error, KeylaneError):
+            return error
+        text = f"{type(error).__name__}: {error!s:.200}"
+        if text != self._told:
+            self._told = text
+            log.error("%s: %s; it is tried again", self._what, text, exc_info=error)
+        failure = InternalError(f"the producer met {text}")
+        failure.hint = FAULT_HINT
+        failure.__cause__ = error
+        return failure
 
 
 class WaitReport:

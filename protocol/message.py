@@ -257,10 +257,9 @@ def pack_properties(
                 f"properties map text to text or bytes; this is a {kind}"
             ) from None
     for name, value in given.items():
-        if not isinstance(name, str) or not isinstance(value, str | bytes):
-            raise InvalidRequestError(
-                f"a property is text = text or bytes, not {name!r:.80} = {value!r:.80}"
-            )
+        if type(name) is not str or (type(value) is not str and type(value) is not bytes):
+            given = _plain_properties(given)
+            break
     if tags:
         if TAGS_PROPERTY in given:
             raise InvalidRequestError(f"tags are given twice: as {TAGS_PROPERTY!r} and as `tags`")
@@ -278,6 +277,27 @@ def pack_properties(
             limit_bytes=PROPERTIES_BYTES_MAX,
         )
     return packed
+
+
+def _plain_properties(given: Mapping[Any, Any]) -> dict[Any, Any]:
+    """
+    Properties without classes that derive from text or bytes, as those of numpy and enumerations do.
+
+    The packer refuses some of them, and takes the value of a member of an enumeration, which may be a number.
+
+    Raises:
+        InvalidRequestError: a name is not text, or a value neither text nor bytes.
+    """
+    plain = {}
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, str | bytes):
+            raise InvalidRequestError(
+                f"a property is text = text or bytes, not {name!r:.80} = {value!r:.80}"
+            )
+        plain[str.__str__(name)] = (
+            str.__str__(value) if isinstance(value, str) else bytes(memoryview(value))
+        )
+    return plain
 
 
 def _joined(tags: Collection[str]) -> str:

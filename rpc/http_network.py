@@ -47,6 +47,7 @@ from .access.credentials import Credentials, ShownCapability
 from .access.throttling import THROTTLED_HEADER, Throttling
 from .access.token_file import TokenSource, refused_token, token_source
 from .channel import WebSocketChannel
+from .host_names import HostNames
 from .reasons import cause, reason
 from .tls.contexts import ClientContexts
 from .tls.handshakes import is_cut, tls_problem, why_ended
@@ -123,7 +124,7 @@ class HttpNetwork:
         self._identity = identity
         self._token_source = source
         self._renewing: set[asyncio.Task[None]] = set()
-        connector = aiohttp.TCPConnector(limit=0, force_close=False)
+        connector = aiohttp.TCPConnector(limit=0, force_close=False, resolver=HostNames())
         self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
         self.throttling = Throttling()
         self._answered: set[str] = set()

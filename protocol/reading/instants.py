@@ -35,6 +35,8 @@ def instant_ms(given: datetime | timedelta | str, *, now_ms: int) -> int:
     Raises:
         InvalidRequestError: no such value, no time zone, before 1970, or in the future.
     """
+    if given != given:  # noqa: PLR0124 (pandas.NaT, which has no other mark without pandas)
+        raise InvalidRequestError(f"{given!r:.40} is no instant: give a datetime with a time zone")
     if isinstance(given, datetime):
         if given.utcoffset() is None:
             raise InvalidRequestError(

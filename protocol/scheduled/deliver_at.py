@@ -30,6 +30,8 @@ def deliver_at_ms(given: object, *, now_ms: int) -> int:
 
 def _instant_ms(given: object) -> int:
     if isinstance(given, datetime):
+        if given != given:  # noqa: PLR0124 (pandas.NaT, which has no other mark without pandas)
+            raise DeliverAtError(f"deliver_at is no time: {given!r:.40}")
         if given.utcoffset() is None:
             raise DeliverAtError(
                 f"deliver_at has no time zone: {given.isoformat()}; give datetime(…, tzinfo=UTC), or .astimezone()"

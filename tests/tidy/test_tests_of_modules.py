@@ -253,6 +253,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "rpc": {
         "integration/clients/test_cut_off.py": "network",
         "unit/producer/test_identity.py": "identity",
+        "unit/rpc/test_control_calls.py": "host_names",
     },
     "sink": {
         "integration/sink/test_effects_of_two_owners.py": "rows",

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -114,6 +115,7 @@ def test_reader_raises_the_error_of_the_read(filled):
         ({"partitions": 5}, ConfigError, "partitions: a list of partition ids is wanted, not 5"),
         ({"partitions": "4"}, ConfigError, "partitions: a list of partition ids is wanted"),
         ({"start": "yesterday"}, ConfigError, "start: 'earliest', 'latest', 'group:NAME'"),
+        ({"start": pd.NaT}, ConfigError, "a datetime with a time zone .* not NaT"),
         ({"end": {"3": 1}}, ConfigError, "end: '3' is no partition id"),
         ({"start": {3: 90}, "end": {3: 10}}, OffsetOutOfRangeError, "after the end"),
         ({"end": {3: 500}}, OffsetOutOfRangeError, "offset 500 is not in partition 3"),

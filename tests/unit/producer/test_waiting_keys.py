@@ -33,10 +33,17 @@ from keylane.protocol.errors import (
     StaleRouteError,
     WrongBrokerError,
 )
-from keylane.protocol.routing import OrderStrategy, logical_partition
+from keylane.protocol.routing import OrderStrategy, Route, logical_partition
 from support.cluster import eventually
-from support.scripted_network import QUICK, ScriptedNetwork, producer_on, route_over
+from support.scripted_network import (
+    QUICK,
+    ScriptedChannel,
+    ScriptedNetwork,
+    producer_on,
+    route_over,
+)
 
+NO_THREAD = "can't start new thread"
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
 
 
@@ -299,3 +306,75 @@ async def test_end_of_a_wait_is_not_shorter_than_its_report_when_the_first_try_t
     reported, ended = caplog.messages
     assert "the oldest for 10 s: away" in reported
     assert ended == "p1: messages wait no longer, after 11 s"
+
+
+# ── errors that nothing foresaw ──────────────────────────────────────────────────────────────────────
+class FaultyNetwork(ScriptedNetwork):
+    """As a process that has no thread for the name of a host, or no memory for a batch."""
+
+    def __init__(self, *, routes: int = 0, channels: int = 0, batches: int = 0) -> None:
+        super().__init__()
+        self.routes, self.channels, self.batches = routes, channels, batches
+        """How many calls of each kind fail, after the first `whole` batches."""
+        self.whole = 0
+
+    async def control(self, method, address, path, answer, **more):
+        if answer is Route and self.routes:
+            self.routes -= 1
+            raise RuntimeError(NO_THREAD)
+        return await super().control(method, address, path, answer, **more)
+
+    async def open_channel(self, address, *, timeout_ms):
+        if self.channels:
+            self.channels -= 1
+            raise RuntimeError(NO_THREAD)
+        return FaultyChannel(self, address)
+
+
+class FaultyChannel(ScriptedChannel):
+    def begin(self, request, payload=b"", **more):
+        if self.network.whole:
+            self.network.whole -= 1
+        elif self.network.batches:
+            self.network.batches -= 1
+            raise MemoryError
+        return super().begin(request, payload, **more)
+
+
+@pytest.mark.parametrize("faults", [{"routes": 3}, {"channels": 3}, {"batches": 3}])
+async def test_messages_are_stored_once_in_order_when_a_fault_passes(faults, caplog):
+    network = FaultyNetwork(**faults)
+    async with producer_on(network) as producer, asyncio.timeout(10):
+        for number in range(5):
+            producer.send("s", b"%d" % number, key=b"k")
+        await producer.flush()
+    assert network.stored == {1: [b"0", b"1", b"2", b"3", b"4"]}
+    told = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(told) == 1, "one line for the same fault again and again"
+    assert told[0].exc_info
+
+
+async def test_messages_are_stored_once_in_order_when_the_fault_comes_between_batches(caplog):
+    network = FaultyNetwork(batches=2)
+    network.whole = 3
+    async with producer_on(network) as producer, asyncio.timeout(10):
+        values = [b"%d" % number for number in range(50)]
+        for value in values:
+            producer.send("s", value, key=b"k")
+            await asyncio.sleep(0)
+        await producer.flush()
+    assert network.stored == {1: values}
+    assert "MemoryError" in caplog.text
+
+
+@pytest.mark.parametrize("faults", [{"routes": 10**6}, {"channels": 10**6}])
+async def test_message_that_times_out_names_the_fault_that_does_not_pass(faults):
+    network = FaultyNetwork(**faults)
+    async with producer_on(network) as producer, asyncio.timeout(10):
+        with pytest.raises(DeliveryTimeoutError, match=NO_THREAD):
+            await producer.send("s", b"1", key=b"k", timeout_ms=200)
+        waits = producer.send("s", b"2")
+        await eventually(lambda: NO_THREAD in producer.waiting().keys[0].reason)
+        assert "traceback" in producer.waiting().keys[0].advice
+        await producer.close(flush=False)
+        assert waits.done()

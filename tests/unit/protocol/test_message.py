@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from typing import Self
+
 import pytest
 
 from keylane.protocol.errors import CorruptBatchError, InvalidRequestError, MessageTooLargeError
@@ -21,6 +24,34 @@ def test_properties_come_back(properties):
     """What the sender gave is what the handler sees."""
     assert message(pack_properties(properties)).properties == properties
     assert unpack_properties(pack_properties(properties)) == properties
+
+
+class Text(str):
+    """As text that a template or numpy gives."""
+
+    __slots__ = ()
+
+
+class Raw(bytes):
+    """As the bytes of numpy."""
+
+
+class Numbered(StrEnum):
+    """Its members are text, and have a number for their value."""
+
+    TILL = ("till-3", 3)
+
+    def __new__(cls, text: str, number: int) -> Self:
+        made = str.__new__(cls, text)
+        made._value_ = number
+        return made
+
+
+def test_properties_of_derived_classes_arrive_as_plain_text_and_bytes():
+    given = {Text("a"): Text("b"), "c": Raw(b"d"), Numbered.TILL: Numbered.TILL, "e": "f"}
+    arrived = message(pack_properties(given)).properties
+    assert arrived == {"a": "b", "c": b"d", "till-3": "till-3", "e": "f"}
+    assert {type(part) for pair in arrived.items() for part in pair} == {str, bytes}
 
 
 def test_no_properties_cost_nothing():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 
 import aiohttp
@@ -489,3 +490,18 @@ async def test_heartbeat_is_json_of_its_type():
     assert encode_json(Heartbeat(session="s", drained=(1,))) == (
         b'{"session":"s","known_version":-1,"drained":[1],"parked":[],"holding":null,"wait_ms":0,"suspended":null}'
     )
+
+
+async def test_call_is_not_sent_when_no_thread_looks_up_the_name(free_port):
+    """A program may shut down the thread pool of its event loop, in which names of hosts are looked up."""
+    with ThreadPoolExecutor(1) as pool:
+        asyncio.get_running_loop().set_default_executor(pool)
+    network = HttpNetwork()
+    try:
+        meta = MetaClient(network, (f"localhost:{free_port}",))
+        with pytest.raises(NotSentError, match="no thread looks up the name localhost"):
+            await meta.health()
+        with pytest.raises(NotSentError, match="no thread looks up the name localhost"):
+            await network.open_channel(f"localhost:{free_port}", timeout_ms=1_000)
+    finally:
+        await network.close()

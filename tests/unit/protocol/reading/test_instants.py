@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
 
+import pandas as pd
 import pytest
 
 from keylane import ConfigError, GroupStart, InvalidRequestError, StartAt
@@ -38,6 +39,7 @@ def test_instant_is_the_same_in_every_zone():
 @pytest.mark.parametrize(
     ("given", "text"),
     [
+        (pd.NaT, "NaT is no instant"),
         (datetime(2023, 11, 14), "no time zone"),
         (datetime(2024, 11, 14, tzinfo=UTC), "in the future"),
         (timedelta(seconds=2), "in the future"),

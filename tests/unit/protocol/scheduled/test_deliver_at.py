@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
 
+import pandas as pd
 import pytest
 
 from keylane.protocol.errors import DeliverAtError
@@ -47,6 +48,7 @@ def test_text_is_read_as_the_time_it_says(text):
         (NOW_MS, "has passed"),
         (-(10**30), "has passed"),
         (1_800_000_001, "milliseconds are needed"),
+        (pd.NaT, "is no time: NaT"),
         (NOW.replace(tzinfo=None), "no time zone: 2027-01-15T08:00:00"),
         (NOW_MS + AHEAD_MS_MAX + 1, "over 366 days ahead"),
         (10**30, "over 366 days ahead"),
