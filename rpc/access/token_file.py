@@ -11,11 +11,11 @@ from __future__ import annotations
 import logging
 import os
 import select
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from ...protocol.access.tokens import check_token
+from ...protocol.clock import SystemClock
 from ...protocol.errors import TokenInvalidError, UnauthenticatedError
 from ..reasons import reason
 
@@ -49,13 +49,14 @@ def token_in_file(path: Path, *, wait_s: float = PIPE_S) -> str:
 
 def _read(path: Path, wait_s: float) -> bytes:
     """At most FILE_BYTES_MAX of a file or a pipe.  Raises OSError, ValueError."""
-    # A pipe that nobody writes to would hold the program for ever.
+    # A pipe without a writer would hold the program for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        until_s = time.monotonic() + wait_s
+        until_ms = SystemClock.boot_ms() + wait_s * 1000
         data = b""
         while len(data) < FILE_BYTES_MAX:
-            ready, _, _ = select.select([descriptor], [], [], max(0.0, until_s - time.monotonic()))
+            left_s = max(0.0, until_ms - SystemClock.boot_ms()) / 1000
+            ready, _, _ = select.select([descriptor], [], [], left_s)
             if not ready:
                 raise TimeoutError
             part = os.read(descriptor, FILE_BYTES_MAX - len(data))

@@ -62,7 +62,7 @@ class PlaneConnection:
         self._counted_from_s = self.opened_s
 
     def count_introduction(self, most: int, within_s: float) -> None:
-        """Count a frame that says who calls.  Raises FrameError: there were more than `most` of them within so many seconds."""
+        """Count a frame that says who calls.  Raises FrameError: there were more than `most` within `within_s` seconds."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._counted_from_s > within_s:
             self._counted_from_s, self._introductions = now_s, 0

@@ -93,6 +93,13 @@ class DataSocket(asyncio.BufferedProtocol):
         room: of a server, for the messages whose end has not come on all its connections.
     """
 
+    _begun_s = 0.0
+    """When the message began whose end has not come, by the loop's clock."""
+    _turn_s = -1.0
+    _turn_frames = 0
+    """Frames of the turn of the event loop that began at `_turn_s`."""
+    _control_frames = 0
+
     def __init__(
         self,
         transport: asyncio.Transport,
@@ -116,11 +123,6 @@ class DataSocket(asyncio.BufferedProtocol):
         """Of the frame that is being read; its size is the memory that it has."""
         self._filled = 0
         self._incoming = room
-        self._begun_s = 0.0
-        """When the message began whose end has not come, by the loop's clock."""
-        self._turn_s = -1.0
-        self._turn_frames = 0
-        """Frames of the turn of the event loop that began at `_turn_s`."""
         self._gathered: list[Buffer] = []
         self._gathered_bytes = 0
         self._leaves = self._gathering = False
@@ -143,7 +145,6 @@ class DataSocket(asyncio.BufferedProtocol):
         self._resumed.set()
         self._last_ping: bytearray | None = None
         """Not answered yet, because the peer does not read."""
-        self._control_frames = 0
         self.written_bytes = 0
         """All that was given to the transport."""
         self.closed = self._ended = False

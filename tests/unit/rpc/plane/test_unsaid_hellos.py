@@ -1,4 +1,4 @@
-"""Connections of the data plane that say no Hello, or say it again and again, where nobody is asked who calls."""
+"""Connections of the data plane that say no Hello, or say it again and again, at a server without access control."""
 
 from __future__ import annotations
 
