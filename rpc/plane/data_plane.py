@@ -82,7 +82,7 @@ LOOKS_EACH = 4
 UNKNOWN_MAX = 1_000
 """Connections that have not said who calls; of more, the oldest is closed."""
 INTRODUCTIONS_MAX = 100
-"""Frames that say who calls, of a connection within INTRODUCTIONS_S; one that shows its capability again sends two each minutes."""
+"""Frames that say who calls, of a connection within INTRODUCTIONS_S; a client sends two each few minutes."""
 INTRODUCTIONS_S = 60.0
 FRAMES_AT_ONCE = 64
 """Frames of a connection that are begun before others have a turn."""
