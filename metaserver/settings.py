@@ -37,6 +37,7 @@ class MetaserverSettings(ServingSettings):
     data: Path = field(metadata={"doc": "folder of the embedded database"})
     database_url: str | None = field(
         default=None,
+        repr=False,  # it may have a password
         metadata={"doc": "postgresql+asyncpg://… where several metaservers share a database"},
     )
     port: int = field(default=7000, metadata={"doc": "0: any free one"})

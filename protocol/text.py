@@ -1,4 +1,4 @@
-"""Text for people: counts with nouns, lists, times, digests of keys, foreign text without control characters.  Pure."""
+"""Text for people: counts, lists, times, digests of keys, URLs without passwords, no control characters.  Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from typing import get_args, get_type_hints
 
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, line ends, marks that change the direction of writing, and lone surrogates."""
+_PASSWORD = re.compile(r"(://[^:/@]*):.*@", re.DOTALL)
+"""Of a URL, to its last @: a password that has one unescaped is not shown in part."""
+_SECRET_PARAMETER = re.compile(r"([?&][^=&]*(?:passw|pwd|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
 _NOT_A_VALUE = re.compile(r"^Invalid enum value .* - at `\$\.(\w+)`$", re.DOTALL)
 MAYBE_OLDER_COPY = "may stand on an older copy of its data folder"
 """Of a broker that lacks what was stored there, and what neither retention has removed nor a metaserver calls gone."""
+UNREADABLE_URL = "its port is no number; in a password @ is written %40, : is %3A and / is %2F"
 LISTED_MAX = 10
 _ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
@@ -50,6 +54,11 @@ def key_digest(order_key: bytes) -> str:
 def printable(text: str) -> str:
     r"""`text` with every control character escaped, as `\t`, `\x1b` or `\u202e`, so that a terminal only shows it."""
     return _CONTROL.sub(_escaped, text)
+
+
+def without_password(url: str) -> str:
+    """The URL of a database with `***` in place of its password, also where that is a parameter."""
+    return _SECRET_PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1:***@", url))
 
 
 def json_printable(text: str) -> str:

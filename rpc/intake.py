@@ -8,8 +8,9 @@
 Invariants
     A connection that sends no whole request head in time is closed, an idle one included.
     A connection of the data plane counts until its handshake, and no longer: it has limits of its own.
-    With access control, who does not say who calls keeps no place from those who do, and no principal keeps all places
-    from the others; connections of servers of the cluster are never closed for others, and take no place.
+    With access control, who does not say who calls keeps no place from those who do, and principals with more than an
+    equal share of the places keep none from one with less; connections of servers of the cluster are never closed for
+    others, and take no place.
 """
 
 from __future__ import annotations
@@ -45,8 +46,6 @@ LINGERING_S = 2.0
 """The seconds for which the rest of an unread body is read, so that its sender reads the answer."""
 FILES_SHARE = 2
 """Connections use at most 1 / FILES_SHARE of the files that the process may open; the rest is for its data."""
-HELD_SHARE = 4
-"""A principal that holds more than 1 / HELD_SHARE of the places makes room for other callers, once there is none."""
 INTRODUCED_SHARE = 16
 """With access control, there are 1 / INTRODUCED_SHARE more places for connections whose callers have not said who they are."""
 SERVERS_MAX = 1_000
@@ -232,11 +231,12 @@ class HttpCallers:
         Give a connection a place, now that it is known whose it is.
 
         Raises:
-            OverloadedError: all places are taken, and no other principal has over 1 / HELD_SHARE of them.
+            OverloadedError: all places are taken, and this principal has its share of them: each has the same.
         """
         if self._known >= self._places and not handler.principal:
             most = max(self._held, key=self.held)
-            if most == principal or self.held(most) <= self._places // HELD_SHARE:
+            share = max(1, self._places // len({*self._held, principal}))
+            if self.held(principal) >= share or self.held(most) <= share:
                 raise OverloadedError("too many HTTP connections", limit=self._places)
             # The longer one is there, the longer it stays.
             newest = next(reversed(self._held[most]))

@@ -13,6 +13,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from ..protocol.errors import ConfigError, KeylaneError, StorageError
+from ..protocol.text import UNREADABLE_URL
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -111,6 +112,8 @@ def _engine(url: URL | str) -> AsyncEngine | Engine:
         return create_engine(parsed)
     except (ArgumentError, ImportError, SQLAlchemyError) as error:
         raise ConfigError(f"an engine or the URL of a database is needed: {error}") from error
+    except ValueError:  # its text may have a part of the password
+        raise ConfigError(f"the URL of the database cannot be read: {UNREADABLE_URL}") from None
 
 
 def _storage_error(error: Exception) -> StorageError:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ...protocol.text import without_password
 from ...rpc.settings import Setting, SettingSources
 from ..options import OutputFormat, OutputOption
 from ..screen import make_table, show_json, show_table
@@ -87,7 +88,7 @@ def config_show(
     if output is OutputFormat.JSON:
         show_json(
             {
-                setting.name: {"value": _plain(setting.value), "origin": setting.origin}
+                setting.name: {"value": _plain(setting), "origin": setting.origin}
                 for setting in settings
             }
         )
@@ -97,12 +98,16 @@ def config_show(
     show_table(make_table(f"settings of a {program}", heads, rows))
 
 
-def _plain(value: object) -> object:
+def _plain(setting: Setting) -> object:
+    """The value as JSON has it; the password of a database is not shown."""
+    value = setting.value
+    if setting.name == "database_url" and isinstance(value, str):
+        return without_password(value)
     return str(value) if isinstance(value, Path) else value
 
 
 def _row(setting: Setting, *, origin: bool) -> tuple[object, ...]:
-    value = setting.value
+    value = _plain(setting)
     if isinstance(value, tuple):
         value = ", ".join(map(str, value))
     shown = "-" if value is None else str(value)

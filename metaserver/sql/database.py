@@ -27,6 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ...protocol.clock import Clock
 from ...protocol.errors import ConfigError, DataFolderError
 from ...protocol.membership.versions import VERSION
+from ...protocol.text import UNREADABLE_URL
 from .clock_restart import adopt_boot
 from .cluster_facts import open_cluster
 from .dialect import BEGIN_READ, BUSY_MS, prepare_sqlite
@@ -191,6 +192,8 @@ async def open_database(
         database = _engines(where, clock, broker_ttl_ms=broker_ttl_ms)
     except (ImportError, SQLAlchemyError) as error:
         raise ConfigError(f"cannot use database_url: {error}") from error
+    except ValueError:  # its text may have a part of the password
+        raise ConfigError(f"cannot use database_url: {UNREADABLE_URL}") from None
     try:
         if database.name == "sqlite":
             _set_private(Path(where.database or ""))

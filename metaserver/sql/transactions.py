@@ -10,6 +10,7 @@ from sqlalchemy.engine import URL, Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ...protocol.errors import DataFolderError, DiskFullError, StorageError
+from ...protocol.text import without_password
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -94,7 +95,7 @@ def storage_error(error: Exception, url: URL) -> StorageError:
     said = (
         lines[0] if lines else "no answer in time, or another transaction holds a row that it needs"
     )  # a TimeoutError says nothing
-    where = url.render_as_string(hide_password=True)
+    where = without_password(url.render_as_string(hide_password=True))
     if "unable to open" in said or "readonly" in said or "not a database" in said:
         return DataFolderError(
             f"cannot use the database {where}: {said}; give a folder this user may write, "

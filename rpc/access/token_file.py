@@ -2,17 +2,20 @@
 
     token=  ▶  KEYLANE_TOKEN_FILE  ▶  KEYLANE_TOKEN  ▶  none: callers are not asked, or are refused
 
-A file is read again when the token is used anew, so a token is replaced without a restart.
+A file is read again when the token is used anew, so a token is replaced without a restart.  A pipe, as of the shell's
+`<(…)`, has its token once.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import select
 from collections.abc import Callable
 from pathlib import Path
 
 from ...protocol.access.tokens import check_token
+from ...protocol.clock import SystemClock
 from ...protocol.errors import TokenInvalidError, UnauthenticatedError
 from ..reasons import reason
 
@@ -20,24 +23,49 @@ log = logging.getLogger("keylane.rpc")
 FILE_VARIABLE = "KEYLANE_TOKEN_FILE"
 VARIABLE = "KEYLANE_TOKEN"
 FILE_BYTES_MAX = 16_384
+PIPE_S = 5.0
+"""How long a start waits for what writes a token into a pipe."""
 
 TokenSource = Callable[[], str]
 """Returns the token as it is now.  Raises TokenInvalidError."""
 
 
-def token_in_file(path: Path) -> str:
+def token_in_file(path: Path, *, wait_s: float = PIPE_S) -> str:
     """
-    The token in a file, which may have white space around it.
+    The token in a file, which may have white space around it, and a byte order mark before it.
+
+    Args:
+        wait_s: how long to wait for the end of a pipe, in seconds; a file is read at once.
 
     Raises:
         TokenInvalidError: the file cannot be read, or has no token.
     """
     try:
-        with path.open("rb") as file:
-            text = file.read(FILE_BYTES_MAX).decode("ascii", "replace")
+        data = _read(path, wait_s)
     except (OSError, ValueError) as error:
         raise TokenInvalidError(f"cannot read the token in {path}: {reason(error)}") from error
-    return check_token(text, f"the file {path}")
+    return check_token(data.decode("utf-8-sig", "replace"), f"the file {path}")
+
+
+def _read(path: Path, wait_s: float) -> bytes:
+    """At most FILE_BYTES_MAX of a file or a pipe.  Raises OSError, ValueError."""
+    # A pipe without a writer would hold the program for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        until_ms = SystemClock.boot_ms() + wait_s * 1000
+        data = b""
+        while len(data) < FILE_BYTES_MAX:
+            left_s = max(0.0, until_ms - SystemClock.boot_ms()) / 1000
+            ready, _, _ = select.select([descriptor], [], [], left_s)
+            if not ready:
+                raise TimeoutError
+            part = os.read(descriptor, FILE_BYTES_MAX - len(data))
+            if not part:
+                break
+            data += part
+        return data
+    finally:
+        os.close(descriptor)
 
 
 class TokenFile:
@@ -54,13 +82,16 @@ class TokenFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._last = token_in_file(path)
+        self._is_pipe = path.is_fifo()
         self.problem = ""
 
     def __call__(self) -> str:
         """The token."""
+        if self._is_pipe:
+            return self._last
         problem = ""
         try:
-            self._last = token_in_file(self._path)
+            self._last = token_in_file(self._path, wait_s=0.0)
         except TokenInvalidError as error:
             gone = isinstance(error.__cause__, FileNotFoundError)
             problem = f"the file {self._path} is gone" if gone else error.message

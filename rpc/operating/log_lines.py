@@ -3,7 +3,8 @@
     {"time": "2026-11-23T22:15:36.123Z", "level": "WARNING", "logger": "keylane.broker", "message": …, "program": …}
 
 Every JSON line has the same first fields, then the program's own (`broker_group`, `pid`), then `error` with a traceback.
-A message with line breaks is one line.
+A message with line breaks is one line of JSON.  In text its further lines are indented, as tracebacks are below it, so that
+text of callers begins no line of its own.  Other control characters are escaped in both: they command no terminal.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TextIO
+
+from ...protocol.text import json_printable, printable
 
 LOG_FORMATS = ("auto", "text", "json")
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -29,6 +32,17 @@ def log_problems(values: Mapping[str, object]) -> list[str]:
             f"log_format is one of {', '.join(LOG_FORMATS)}, not {values['log_format']!r:.40}"
         )
     return problems
+
+
+class TextLines(logging.Formatter):
+    """Makes a line of text of each record, and indented ones of its further lines and its traceback."""
+
+    def __init__(self) -> None:
+        super().__init__(TEXT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The lines, without the end of the last."""
+        return "\n    ".join(map(printable, super().format(record).split("\n")))
 
 
 class JsonLines(logging.Formatter):
@@ -51,7 +65,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return json_printable(json.dumps(line, ensure_ascii=False, default=str))
 
 
 def log_to(
@@ -66,5 +80,5 @@ def log_to(
     """
     plain = log_format == "text" or (log_format == "auto" and stream.isatty())
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(logging.Formatter(TEXT) if plain else JsonLines(fields))
+    handler.setFormatter(TextLines() if plain else JsonLines(fields))
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from ...protocol.errors import InternalError, KeylaneError
+from ...protocol.errors import FrameError, InternalError, KeylaneError
 from ...protocol.frames import Answer, Request, Throttled, frame_parts, refusal
 from ...protocol.limits import IN_FLIGHT_PER_CONNECTION_MAX
 from ..access.guard import ConnectionAccess
@@ -57,6 +57,18 @@ class PlaneConnection:
         self._refused = self.ended = False
         self.greeted = False
         """True once the client has told its version, and it fits."""
+        self.opened_s = asyncio.get_running_loop().time()
+        self._introductions = 0
+        self._counted_from_s = self.opened_s
+
+    def count_introduction(self, most: int, within_s: float) -> None:
+        """Count a frame that says who calls.  Raises FrameError: there were more than `most` within `within_s` seconds."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._counted_from_s > within_s:
+            self._counted_from_s, self._introductions = now_s, 0
+        self._introductions += 1
+        if self._introductions > most:
+            raise FrameError(f"over {most} frames within {within_s:g} s say who calls")
 
     # ── calls ────────────────────────────────────────────────────────────────────────────────────────
     def start(

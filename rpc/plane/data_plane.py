@@ -4,6 +4,7 @@
 
 Invariants
     The first frame is a Hello; a client whose version does not fit is refused, with advice, and served nothing.
+    A connection that says no Hello, or not who calls, is ended after `AUTHENTICATE_S` seconds, earlier where there are many.
     A bad frame ends its own connection, with a typed error, and no other.
     A pull may wait for seconds, so pulls have a limit of their own, beyond which they are refused: acks, acquires and
     releases are read however many pulls wait.
@@ -55,13 +56,14 @@ from ...protocol.limits import (
     PULLS_PER_CONNECTION_MAX,
 )
 from ...protocol.membership.versions import VERSION, check_client
-from ..access.guard import FETCHING, Guard
+from ..access.guard import AUTHENTICATE_S, FETCHING, Guard
 from ..access.pacing import HOLD_MS
 from ..answer_room import AnswerRoom, begin_answer
 from ..http_network import HEARTBEAT_SECONDS
 from ..intake import free_connection
 from ..websocket.accepting import accept_socket
 from ..websocket.framing import CloseCode
+from ..websocket.incoming import IncomingRoom
 from .connection import GOODBYE_S, Parts, PlaneCall, PlaneConnection
 from .prompt import Handled, PromptCall
 
@@ -79,6 +81,11 @@ LOOKS_EACH = 4
 """While no connection waits for room, one look in four is taken: an idle server has thousands of connections."""
 UNKNOWN_MAX = 1_000
 """Connections that have not said who calls; of more, the oldest is closed."""
+INTRODUCTIONS_MAX = 100
+"""Frames that say who calls, of a connection within INTRODUCTIONS_S; a client sends two each few minutes."""
+INTRODUCTIONS_S = 60.0
+FRAMES_AT_ONCE = 64
+"""Frames of a connection that are begun before others have a turn."""
 INTRODUCTION_BYTES_MAX = 64 << 10
 """Of a frame whose sender has not said who calls: a capability has less."""
 _PROMPT = frozenset({Append, Pull, Ack})
@@ -106,6 +113,7 @@ class DataPlane:
         self._begin = begin
         self._guard = guard
         self._room = room or AnswerRoom()
+        self._incoming = IncomingRoom()
         self._stuck_s = stuck_s
         self._on_refusal = on_refusal
         self._connections: set[PlaneConnection] = set()
@@ -130,15 +138,15 @@ class DataPlane:
             request,
             bytes_max=FRAME_BYTES_MAX if self._guard is None else INTRODUCTION_BYTES_MAX,
             heartbeat_s=HEARTBEAT_SECONDS,
+            room=self._incoming,
         )
         free_connection(request)  # from here on `_unknown` has it
         guard = self._guard
         access = None if guard is None else guard.connection(request.remote or "")
         connection = PlaneConnection(socket, self._room, access)
         self._connections.add(connection)
-        if access is not None:
-            self._make_room_for_unknown()
-            self._unknown[connection] = None
+        self._make_room_for_unknown()
+        self._unknown[connection] = None
         socket.on_message = partial(self._answer_at_once, connection)
         reading = asyncio.create_task(self._answer_all(connection))
         self._readings[connection] = reading
@@ -205,13 +213,19 @@ class DataPlane:
         connection.start(self._answer_pull(connection, number, asked, memoryview(b"")))
 
     async def _answer_all(self, connection: PlaneConnection) -> None:
+        begun = 0
         while True:
+            begun += 1
+            if begun % FRAMES_AT_ONCE == 0:
+                await asyncio.sleep(0)  # what has come waits for nothing else
             try:
                 data = await connection.socket.receive()
                 if data is None:
                     break
                 correlation_id, asked, payload = decode_request(data)
                 del data
+                if isinstance(asked, Hello | Challenge | Authenticate):
+                    connection.count_introduction(INTRODUCTIONS_MAX, INTRODUCTIONS_S)
             except FrameError as error:
                 self._note(connection, error)
                 await connection.refuse(error, CloseCode.PROTOCOL_ERROR)
@@ -259,6 +273,8 @@ class DataPlane:
             await connection.refuse(error, CloseCode.POLICY_VIOLATION)
             return False
         connection.greeted = True
+        if connection.access is None:
+            self._unknown.pop(connection, None)
         await self._write(connection, frame_parts(correlation_id, Welcome(VERSION)))
         return True
 
@@ -419,7 +435,8 @@ class DataPlane:
                 if connection in self._partings:
                     continue
                 try:
-                    if connection.access is None and connection.has_taken_all():
+                    known = connection.access is None and connection.greeted
+                    if known and connection.has_taken_all():
                         continue
                     ended = self._why_parted(connection, now_s)
                 except Exception:  # one connection's fault leaves the others watched
@@ -439,6 +456,9 @@ class DataPlane:
                 connection.access.check_still()
             except KeylaneError as ended:
                 return ended, CloseCode.POLICY_VIOLATION
+        elif not connection.greeted and now_s - connection.opened_s > AUTHENTICATE_S:
+            late = FrameError(f"no Hello came within {AUTHENTICATE_S:g} s")
+            return late, CloseCode.POLICY_VIOLATION
         waiting_s = connection.waiting_s(now_s)
         if waiting_s < self._stuck_s and not (self._room.short and waiting_s >= SHORT_S):
             return None

@@ -11,11 +11,16 @@ import binascii
 from aiohttp import web
 
 from .handshake import SOCKET_VERSION, accept_text
+from .incoming import IncomingRoom
 from .socket import DataSocket
 
 
 async def accept_socket(
-    request: web.Request, *, bytes_max: int, heartbeat_s: float
+    request: web.Request,
+    *,
+    bytes_max: int,
+    heartbeat_s: float,
+    room: IncomingRoom | None = None,
 ) -> tuple[web.StreamResponse, DataSocket]:
     """
     Answer a client; the response is for aiohttp, to be returned when the socket is closed.
@@ -54,6 +59,7 @@ async def accept_socket(
         client=False,
         bytes_max=bytes_max,
         heartbeat_s=heartbeat_s,
+        room=room,
     )
     await response.prepare(request)
     return response, socket

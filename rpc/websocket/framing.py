@@ -171,6 +171,11 @@ class Joiner:
         self.opcode: Opcode | None = None
         """Of the message whose end has not come; None: none has begun."""
 
+    @property
+    def begun_bytes(self) -> int:
+        """Of the message whose end has not come."""
+        return len(self._begun)
+
     def check(self, head: Head) -> None:
         """Raises BrokenSocketError if this frame must not come now, or makes its message too long."""
         if head.opcode >= Opcode.CLOSE:

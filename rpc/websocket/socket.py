@@ -11,6 +11,8 @@ Invariants
     A server takes masked frames only, and a client none that is masked.
     Of the pings of a peer that does not read, only the last one is answered.
     A peer from which nothing comes for `heartbeat_s` is asked, and lost after half of that again.
+    A server waits `MESSAGE_S` for the end of a message that has begun, and all of these together have a bound (`incoming`).
+    Pings and small fragments are counted, and frames of one turn of the event loop: no peer keeps it from the others.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from .framing import (
     short_heads,
     unmask,
 )
+from .incoming import IncomingRoom
 
 LANDING_BYTES = 16 << 10
 """Of a large frame, what comes with its head is copied: at most so much."""
@@ -53,7 +56,12 @@ GATHERED_BYTES_MIN = 4 << 10
 GATHERED_BYTES_MAX = 16 << 10
 """More is written at once."""
 CONTROL_FRAMES_MAX = 1_000
-"""Pings and pongs of a peer between two looks whether it is alive."""
+"""Pings, pongs and small fragments of a peer between two looks whether it is alive."""
+FRAGMENT_BYTES_MIN = 1 << 10
+"""A smaller part in the midst of a message costs more than it brings; libraries send parts of 4 KiB and more."""
+TURN_FRAMES_MAX = 1_000
+"""Frames that are taken of a peer in one turn of the event loop; uvloop reads a socket up to 32 times in one."""
+MESSAGE_S = 60.0
 WRITELINES_HOLD_BACK = not (
     (3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2)
 )
@@ -82,10 +90,24 @@ class DataSocket(asyncio.BufferedProtocol):
         transport: of the connection.
         client: this is the client's end.
         bytes_max: of a message that comes.
+        room: of a server, for the messages whose end has not come on all its connections.
     """
 
+    _begun_s = 0.0
+    """When the message began whose end has not come, by the loop's clock."""
+    _turn_s = -1.0
+    _turn_frames = 0
+    """Frames of the turn of the event loop that began at `_turn_s`."""
+    _control_frames = 0
+
     def __init__(
-        self, transport: asyncio.Transport, *, client: bool, bytes_max: int, heartbeat_s: float
+        self,
+        transport: asyncio.Transport,
+        *,
+        client: bool,
+        bytes_max: int,
+        heartbeat_s: float,
+        room: IncomingRoom | None = None,
     ) -> None:
         self.transport = self._transport = transport
         self._client = client
@@ -100,6 +122,7 @@ class DataSocket(asyncio.BufferedProtocol):
         self._frame = bytearray()
         """Of the frame that is being read; its size is the memory that it has."""
         self._filled = 0
+        self._incoming = room
         self._gathered: list[Buffer] = []
         self._gathered_bytes = 0
         self._leaves = self._gathering = False
@@ -122,7 +145,6 @@ class DataSocket(asyncio.BufferedProtocol):
         self._resumed.set()
         self._last_ping: bytearray | None = None
         """Not answered yet, because the peer does not read."""
-        self._control_frames = 0
         self.written_bytes = 0
         """All that was given to the transport."""
         self.closed = self._ended = False
@@ -184,17 +206,33 @@ class DataSocket(asyncio.BufferedProtocol):
         if self._filled == head.length:
             frame, self._frame, self._head = self._frame, bytearray(), None
             self._take(head, frame)
+            if self._incoming is not None:
+                self._note_incoming(self._incoming)
         elif self._filled == size:
             larger = bytearray(min(2 * size, head.length))
             larger[:size] = self._frame
             self._frame = larger  # the old one cannot be extended while the loop has a view of it
+            if self._incoming is not None:
+                self._note_incoming(self._incoming)
+
+    def _note_incoming(self, room: IncomingRoom) -> None:
+        """Note what the message holds whose end has not come."""
+        size = len(self._frame) + self._joiner.begun_bytes
+        if size and not self._ended:
+            room.note(self, size, self._begun_s, self._loop.time(), self._give_up)
+        else:
+            room.free(self)
+
+    def _give_up(self) -> None:
+        self._break(BrokenSocketError("a message whose end is late", CloseCode.TRY_AGAIN_LATER))
 
     def _land(self, data: memoryview, end: int) -> None:
         """Take the frames in `data[:end]`; the last one may go on in what comes next."""
-        start = 0
+        start = frames = 0
         self._rest = b""
         joiner, masked, on_message = self._joiner, not self._client, self.on_message
         while start < end and not self._ended:
+            frames += 1
             body, stop = ordinary_frame(data, start, end, masked=masked)
             if stop and joiner.opcode is None and stop - body <= joiner.bytes_max:
                 message, start = bytearray(data[body:stop]), stop
@@ -209,10 +247,12 @@ class DataSocket(asyncio.BufferedProtocol):
             head = decode_head(data[start : min(start + HEAD_BYTES_MAX, end)])
             if head is None:
                 self._rest = bytes(data[start:end])
-                return
+                break
             if bool(head.key) is self._client:
                 raise BrokenSocketError("a frame whose mask is that of the other end")
             joiner.check(head)
+            if joiner.opcode is None:
+                self._begun_s = self._loop.time()
             start += head.head_bytes
             stop = min(end, start + head.length)
             if stop - start == head.length:
@@ -223,14 +263,44 @@ class DataSocket(asyncio.BufferedProtocol):
                 frame = bytearray(size)
                 frame[: self._filled] = data[start:stop]
                 self._head, self._frame = head, frame
+            if self._incoming is not None:
+                self._note_incoming(self._incoming)
             start = stop
+        if frames > TURN_FRAMES_MAX // 16:
+            self._count_frames(frames)
+
+    def _count_frames(self, frames: int) -> None:
+        """Read on in the next turn of the event loop once this one has had enough frames; uvloop has one time for a turn."""
+        now_s = self._loop.time()
+        if now_s != self._turn_s:
+            self._turn_s, self._turn_frames = now_s, 0
+        self._turn_frames += frames
+        if self._turn_frames > TURN_FRAMES_MAX and self._reading and not self._ended:
+            self._pause_reading()
+            self._loop.call_soon(self._read_on)
+
+    def _pause_reading(self) -> None:
+        self._reading = False
+        self._transport.pause_reading()
+
+    def _read_on(self) -> None:
+        """Read again, unless too much waits for `receive`, which then reads on."""
+        if not self._reading and not self._ended and self._queued_bytes <= QUEUED_BYTES_MAX:
+            self._reading = True
+            self._transport.resume_reading()
 
     def _take(self, head: Head, payload: bytearray) -> None:
         unmask(payload, head.key)
-        if head.opcode > Opcode.CLOSE:
+        small = (
+            head.opcode is Opcode.CONTINUATION
+            and not head.final
+            and len(payload) < FRAGMENT_BYTES_MIN
+        )
+        if small or head.opcode > Opcode.CLOSE:
             self._control_frames += 1
             if self._control_frames > CONTROL_FRAMES_MAX:
-                raise BrokenSocketError("too many pings", CloseCode.POLICY_VIOLATION)
+                what = "small fragments" if small else "pings"
+                raise BrokenSocketError(f"too many {what}", CloseCode.POLICY_VIOLATION)
         if head.opcode is Opcode.PING:
             self._last_ping = payload
             if self.writable:
@@ -260,8 +330,7 @@ class DataSocket(asyncio.BufferedProtocol):
         self._queued_bytes += len(message) + MESSAGE_BYTES
         self._tell()
         if self._queued_bytes > QUEUED_BYTES_MAX and self._reading:
-            self._reading = False
-            self._transport.pause_reading()
+            self._pause_reading()
 
     def _answer_ping(self) -> None:
         """Once for all pings that have come, as RFC 6455, 5.5.3, lets."""
@@ -288,9 +357,8 @@ class DataSocket(asyncio.BufferedProtocol):
             await self._news
         opcode, message = self._messages.popleft()
         self._queued_bytes -= len(message) + MESSAGE_BYTES
-        if not self._reading and self._queued_bytes <= QUEUED_BYTES_MAX // 2 and not self._ended:
-            self._reading = True
-            self._transport.resume_reading()
+        if not self._reading and self._queued_bytes <= QUEUED_BYTES_MAX // 2:
+            self._read_on()
         if opcode is not Opcode.BINARY:
             raise FrameError("a text frame on the data plane")
         return message
@@ -415,12 +483,22 @@ class DataSocket(asyncio.BufferedProtocol):
             self._ended = self.closed = True
             self.close_code = code
             self._beat.cancel()
+            self._head, self._frame = None, bytearray()
+            if self._incoming is not None:
+                self._incoming.free(self)
             self._write_gathered()
             self._transport.close()
             self._tell()
 
     def _check_alive(self) -> None:
         after_s = self._heartbeat_s
+        if self._head is not None or self._joiner.opcode is not None:
+            now_s = self._loop.time()
+            if not self._reading:
+                self._begun_s = now_s  # it is not the peer that is late
+            elif now_s - self._begun_s > MESSAGE_S and not self._client:
+                self._give_up()
+                return
         if self._heard or not self._reading:
             self._asked = False
         elif self._asked:

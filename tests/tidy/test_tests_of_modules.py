@@ -197,7 +197,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/writing/test_killed_drivers.py": "hidden_expirer",
     },
     "metaserver/sql": {
-        "integration/metaserver/test_metaserver_database.py": "dialect transactions",
+        "integration/metaserver/test_metaserver_database.py": "dialect",
         "integration/metaserver/test_metaserver_group_write.py": "group_write",
         "integration/metaserver/test_metaserver_postgres.py": "postgres",
         "integration/metaserver/test_migrations.py": "schema",

@@ -226,6 +226,19 @@ def test_config_show_tells_the_origin_of_each_setting(tmp_path: Path, output: st
         assert "environment KEYLANE_BROKER_META" in shown.stdout
 
 
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_config_show_tells_no_password_of_the_database(tmp_path: Path, output: str) -> None:
+    """It is copied into tickets; whose it is and where the database is stays."""
+    shown = show(
+        *("metaserver", "-o", output, "--data", str(tmp_path)),
+        KEYLANE_METASERVER_DATABASE_URL="postgresql+asyncpg://kl:secret@db/meta?password=secret",
+        COLUMNS="300",
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "secret" not in shown.stdout
+    assert "postgresql+asyncpg://kl:***@db/meta?password=***" in shown.stdout
+
+
 def test_config_show_tells_all_mistakes_at_once(tmp_path: Path) -> None:
     """Of the file, the environment and the flags; nothing is started."""
     config = tmp_path / "host.toml"

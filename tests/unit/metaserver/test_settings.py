@@ -99,3 +99,11 @@ def test_database_url_is_refused_when_it_names_no_file(rest: str) -> None:
     """A database in memory would be another one for each connection."""
     with pytest.raises(ConfigError, match="names a file"):
         MetaserverSettings(data=Path("x"), database_url=f"sqlite+aiosqlite:{rest}")
+
+
+def test_settings_show_no_password_of_the_database() -> None:
+    """As in a traceback, or in a log at DEBUG."""
+    url = "postgresql+asyncpg://kl:secret@db/meta"
+    settings = metaserver_settings({"data": Path("data"), "database_url": url})
+    assert settings.database_url == url
+    assert "secret" not in repr(settings)

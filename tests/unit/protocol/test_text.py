@@ -14,6 +14,7 @@ from keylane.protocol.text import (
     printable,
     refused_value,
     seconds,
+    without_password,
 )
 
 
@@ -85,3 +86,22 @@ def test_refused_value_names_the_allowed_ones(kind, given, ending):
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.convert(given, kind)
     assert refused_value(caught.value, kind).endswith(ending)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql+asyncpg://kl:secret@db:5432/meta", "postgresql+asyncpg://kl:***@db:5432/meta"),
+        ("postgresql+asyncpg://kl:se@cr:et/x@db/meta", "postgresql+asyncpg://kl:***@db/meta"),
+        ("postgresql+asyncpg://kl:secret?x@db/meta", "postgresql+asyncpg://kl:***@db/meta"),
+        ("postgresql+asyncpg://:secret@db/meta", "postgresql+asyncpg://:***@db/meta"),
+        (
+            "postgresql+asyncpg://db/meta?user=kl&Password=secret&ssl=on",
+            "postgresql+asyncpg://db/meta?user=kl&Password=***&ssl=on",
+        ),
+        ("postgresql+asyncpg://db:5432/meta", "postgresql+asyncpg://db:5432/meta"),
+        ("sqlite+aiosqlite:////var/lib/meta.db", "sqlite+aiosqlite:////var/lib/meta.db"),
+    ],
+)
+def test_url_is_shown_without_its_password(url: str, shown: str):
+    assert without_password(url) == shown

@@ -113,7 +113,10 @@ async def soon(_token: str) -> None:
 
 @contextlib.asynccontextmanager
 async def http_server(
-    noted: list[Any], *, on_identify: Callable[[str], Awaitable[None]] = soon
+    noted: list[Any],
+    *,
+    on_identify: Callable[[str], Awaitable[None]] = soon,
+    places: int = PLACES,
 ) -> AsyncIterator[Server]:
     """A server with access control and few places for plain HTTP; a call waits for as long as its query says."""
 
@@ -137,7 +140,7 @@ async def http_server(
         ControlRoute(Endpoint("GET", "/v1/asked", None, Done, Rights.ANY, "", ("s",)), ask),
         ControlRoute(Endpoint("GET", "/health/live", None, Done, Rights.OPEN, ""), ask),
     ]
-    limits = HttpLimits(connections_max=PLACES)
+    limits = HttpLimits(connections_max=places)
     server = Server(routes, data_handler=handle, limits=limits, guard=guard)
     await server.start("127.0.0.1", 0)
     try:
@@ -292,6 +295,23 @@ async def test_newcomer_gets_a_place_when_servers_and_one_principal_have_the_roo
         assert [await client.asks("broker") for client in servers] == [200] * number
         assert [await client.asks("greedy") for client in greedy] == [200, 200, 0, 0]
     assert {event.code for event in noted} == {ConnectionQuotaError.code}
+
+
+async def test_newcomer_gets_its_share_when_several_principals_hold_all_places():
+    """Four principals with a quarter of the places each kept all of them from a fifth."""
+    noted: list[Any] = []
+    async with (
+        http_server(noted, places=8) as server,
+        clients(server) as connect,
+        asyncio.timeout(30),
+    ):
+        held = [client for name in "abcd" for client in await connect(name, 2)]
+        await connect("shop")
+        await connect("shop", status=503)  # five share eight places: one each is sure
+        asked = [await client.asks(name) for client, name in zip(held, "aabbccdd", strict=True)]
+        assert asked.count(200) == 7
+        await connect("a", status=503)
+    assert [event.code for event in noted].count(ConnectionQuotaError.code) == 1
 
 
 async def test_connections_of_servers_take_places_when_there_are_too_many(monkeypatch):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
+import threading
 from pathlib import Path
 
 import pytest
 
 from keylane.protocol.access.tokens import make_token
-from keylane.protocol.errors import UnauthenticatedError
-from keylane.rpc.access.token_file import TokenFile, refused_token
+from keylane.protocol.errors import TokenInvalidError, UnauthenticatedError
+from keylane.rpc.access.token_file import TokenFile, refused_token, token_in_file
 
 REFUSAL = UnauthenticatedError(
     "the token is not of this cluster, or it was revoked", reason="unknown token"
@@ -58,3 +60,64 @@ def test_refusal_says_that_the_file_is_gone_when_it_is(path):
 def test_refusal_stays_as_it_is_when_the_token_is_of_no_file():
     assert refused_token(REFUSAL, lambda: "kl_x") is REFUSAL
     assert refused_token(REFUSAL, None) is REFUSAL
+
+
+@pytest.mark.parametrize("before", [b"", b"\xef\xbb\xbf", b"\r\n "])
+@pytest.mark.parametrize("behind", [b"", b"\n", b"\r\n"])
+def test_token_is_read_when_an_editor_put_marks_around_it(path, before: bytes, behind: bytes):
+    token = path.read_text()
+    path.write_bytes(before + token.encode() + behind)
+    assert token_in_file(path) == token
+
+
+@pytest.mark.parametrize("share", [0, 1, 20, 45])
+def test_last_token_is_used_when_the_file_is_half_written(path, share: int):
+    token = path.read_text()
+    source = TokenFile(path)
+    path.write_text(token[:share])
+    assert source() == token
+    assert str(path) in source.problem
+    assert token[:20] not in source.problem
+
+
+def test_token_is_read_from_a_pipe_once(path):
+    """As of the shell's `<(…)`: what a second reading finds is nothing, and no problem."""
+    token = path.read_text()
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        os.write(writing, token[:10].encode())
+        os.write(writing, token[10:].encode())
+        os.close(writing)
+
+    writer = threading.Timer(0.1, write)
+    writer.start()
+    try:
+        source = TokenFile(Path(f"/dev/fd/{reading}"))
+        assert [source(), source(), source.problem] == [token, token, ""]
+    finally:
+        writer.join()
+        os.close(reading)
+
+
+def test_pipe_without_a_writer_holds_no_program(path):
+    """The event loop of a broker stood still while it read the token."""
+    token = path.read_text()
+    source = TokenFile(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(TokenInvalidError):
+        token_in_file(path, wait_s=0.1)
+    assert source() == token
+    writer = os.open(path, os.O_RDWR)
+    try:
+        with pytest.raises(TokenInvalidError, match="timed out"):
+            token_in_file(path, wait_s=0.1)
+        assert source() == token
+    finally:
+        os.close(writer)
+
+
+def test_folder_in_place_of_the_token_is_told(tmp_path):
+    with pytest.raises(TokenInvalidError, match="Is a directory"):
+        token_in_file(tmp_path)

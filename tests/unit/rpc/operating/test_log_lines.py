@@ -8,6 +8,7 @@ import logging
 
 import pytest
 
+from keylane.protocol.text import printable
 from keylane.rpc.operating.log_lines import log_problems, log_to
 
 
@@ -52,6 +53,28 @@ def test_log_is_text_when_it_goes_to_a_terminal():
         log_to(stream, level="INFO", log_format=asked, fields={})
         logging.getLogger("keylane.rpc").warning("hello")
         assert stream.getvalue().startswith("{") is is_json
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_text_of_a_caller_commands_no_terminal_and_begins_no_line(log_format: str):
+    """Escapes, marks of direction, a carriage return, a forged line, a lone surrogate."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="\n")
+    log_to(stream, level="INFO", log_format=log_format, fields={})
+    bad = "\x1b[2Ja\x9b1m\u202eb\rc\ud800\x85\n2026-11-27 ERROR keylane forged"
+    logging.getLogger("keylane.rpc").warning("%s failed", bad)
+    try:
+        raise ValueError(bad)
+    except ValueError:
+        logging.getLogger("keylane.rpc").exception("a handler failed")
+    stream.seek(0)
+    written = stream.read()
+    assert printable(written.replace("\n", "")) == written.replace("\n", "")
+    assert written.count("forged") == 2
+    assert not [line for line in written.splitlines() if line.startswith("2026-11-27 ERROR")]
+    assert "\\u202e" in written
+    if log_format == "json":
+        told = [json.loads(line) for line in written.splitlines()]
+        assert told[0]["message"] == f"{bad} failed"
 
 
 def test_log_settings_are_checked():

@@ -15,6 +15,7 @@ from keylane.rpc.websocket import socket
 from keylane.rpc.websocket.accepting import accept_socket
 from keylane.rpc.websocket.framing import CloseCode, Joiner, Opcode, decode_head, encode_head
 from keylane.rpc.websocket.handshake import open_socket
+from keylane.rpc.websocket.incoming import PATIENCE_S, IncomingRoom
 from keylane.rpc.websocket.socket import (
     LANDING_BYTES,
     MESSAGE_BYTES,
@@ -27,12 +28,13 @@ EMPTY = encode_head(Opcode.BINARY, 0, masked=True)
 
 
 @contextlib.asynccontextmanager
-async def both_ends():
-    """A client's socket and the server's; neither end receives by itself."""
+async def both_ends(**settings):
+    """A client's socket and the server's, made with `settings`; neither end receives by itself."""
+    settings = {"bytes_max": BYTES_MAX, "heartbeat_s": 15.0} | settings
     ours: asyncio.Future[DataSocket] = asyncio.get_running_loop().create_future()
 
     async def serve(request: web.Request) -> web.StreamResponse:
-        response, socket = await accept_socket(request, bytes_max=BYTES_MAX, heartbeat_s=15.0)
+        response, socket = await accept_socket(request, **settings)
         lost = asyncio.Event()
         socket.when_lost(lost.set)
         ours.set_result(socket)
@@ -116,6 +118,127 @@ def test_peer_that_floods_with_control_frames_is_refused(run, opcode):
             assert await theirs.receive() is None
             assert theirs.close_code == CloseCode.POLICY_VIOLATION
             assert ours.problem == "too many pings"
+
+    run(body)
+
+
+@pytest.mark.parametrize("size", [0, 1, socket.FRAGMENT_BYTES_MIN - 1])
+def test_peer_that_floods_with_small_fragments_is_refused(run, size: int):
+    async def body():
+        async with both_ends(bytes_max=4 << 20) as (theirs, ours):
+            fragment = bytearray(encode_head(Opcode.CONTINUATION, size, masked=True) + bytes(size))
+            fragment[0] &= 0x7F
+            theirs.transport.write(b"\x02\x80\0\0\0\0")
+            theirs.transport.write(fragment * (socket.CONTROL_FRAMES_MAX + 1))
+            assert await theirs.receive() is None
+            assert theirs.close_code == CloseCode.POLICY_VIOLATION
+            assert ours.problem == "too many small fragments"
+
+    run(body)
+
+
+def test_message_of_large_fragments_is_taken_whatever_their_number(run, monkeypatch):
+    monkeypatch.setattr(socket, "CONTROL_FRAMES_MAX", 10)
+
+    async def body():
+        async with both_ends() as (theirs, ours):
+            size = socket.FRAGMENT_BYTES_MIN
+            fragment = bytearray(encode_head(Opcode.CONTINUATION, size, masked=True) + bytes(size))
+            last = bytes(fragment)
+            fragment[0] &= 0x7F
+            theirs.transport.write(b"\x02\x80\0\0\0\0" + fragment * 100 + last)
+            assert await ours.receive() == bytes(101 * size)
+
+    run(body)
+
+
+@pytest.mark.parametrize("begin", [b"\x82", b"\x02"])
+def test_message_whose_end_is_late_is_given_up(run, begin: bytes, monkeypatch):
+    """Its sender goes on to send a byte now and then."""
+    monkeypatch.setattr(socket, "MESSAGE_S", 0.3)
+
+    async def body():
+        async with both_ends(heartbeat_s=0.1) as (theirs, ours):
+            head = begin + encode_head(Opcode.BINARY, 1000, masked=True)[1:]
+            theirs.transport.write(head + bytes(500 if begin == b"\x82" else 1000))
+            fragment = b"\x00\x81\0\0\0\0"
+            while not ours.closed:
+                theirs.transport.write(b"x" if begin == b"\x82" else fragment + b"x")
+                await asyncio.sleep(0.02)
+            assert ours.problem == "a message whose end is late"
+            assert ours._joiner.begun_bytes + len(ours._frame) <= 2000
+
+    run(body)
+
+
+def test_message_is_not_late_when_it_is_the_server_that_reads_nothing(run, monkeypatch):
+    monkeypatch.setattr(socket, "MESSAGE_S", 0.3)
+
+    async def body():
+        async with both_ends(heartbeat_s=0.1) as (theirs, ours):
+            half = QUEUED_BYTES_MAX // 2 + 1
+            for _ in range(2):
+                await theirs.send((bytes(half),))
+            theirs.transport.write(encode_head(Opcode.BINARY, 1000, masked=True) + bytes(500))
+            await asyncio.sleep(1.0)
+            assert [len(await ours.receive()) for _ in range(2)] == [half, half]
+            theirs.transport.write(bytes(500))
+            assert await ours.receive() == bytes(1000)
+
+    run(body)
+
+
+def test_messages_without_an_end_hold_a_bounded_amount_together(run):
+    """The first ones are given up for the later ones, and their memory is free."""
+
+    async def body():
+        room = IncomingRoom(1 << 20)
+        room.note("another connection", 4 << 20, 0.0, 0.0, lambda: None)
+        async with both_ends(room=room) as (theirs, ours):
+            theirs.transport.write(encode_head(Opcode.BINARY, BYTES_MAX, masked=True) + bytes(100))
+            while not room.held_bytes:
+                await asyncio.sleep(0.01)
+            theirs.transport.write(bytes(BYTES_MAX - 200))
+            while ours._filled < BYTES_MAX - 100:
+                await asyncio.sleep(0.01)
+            assert BYTES_MAX // 2 < room.held_bytes <= BYTES_MAX
+            later = asyncio.get_running_loop().time() + PATIENCE_S + 1
+            given_up: list[int] = []
+            room.note("a later one", 10, later, later, lambda: given_up.append(1))
+            assert await theirs.receive() is None
+            assert theirs.close_code == CloseCode.TRY_AGAIN_LATER
+            assert (room.held_bytes, given_up, len(ours._frame)) == (10, [], 0)
+
+    run(body)
+
+
+def test_peer_that_sends_many_small_frames_leaves_turns_to_others(run):
+    """Between two turns of the event loop a bounded number of its frames is taken, and none is lost."""
+
+    async def body():
+        async with both_ends() as (theirs, ours):
+            taken = 0
+            most = 0
+
+            def take(_message: bytearray) -> bool:
+                nonlocal taken
+                taken += 1
+                return True
+
+            ours.on_message = take
+            receiving = asyncio.create_task(ours.receive())
+            await asyncio.sleep(0.05)
+            sent_frames = 100_000
+            theirs.transport.write(EMPTY * sent_frames)
+            while taken < sent_frames:
+                before = taken
+                await asyncio.sleep(0)
+                most = max(most, taken - before)
+            assert most <= socket.TURN_FRAMES_MAX + LANDING_BYTES // len(EMPTY)
+            await theirs.send((b"served",))
+            while taken == sent_frames:
+                await asyncio.sleep(0.01)
+            receiving.cancel()
 
     run(body)
 

@@ -1,0 +1,33 @@
+"""What is said of a database whose URL has a password, or cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import make_url
+
+from keylane.metaserver.sql.database import open_database
+from keylane.metaserver.sql.transactions import storage_error
+from keylane.protocol.clock import SystemClock
+from keylane.protocol.errors import ConfigError
+
+
+def test_error_of_the_database_tells_no_password():
+    url = make_url("postgresql+asyncpg://kl:secret@db/meta?password=secret")
+    told = storage_error(OSError("connection refused"), url)
+    assert "postgresql+asyncpg://kl:***@db/meta?password=***" in told.message
+    assert "secret" not in str(told)
+
+
+async def test_url_without_a_port_is_refused_and_tells_no_part_of_its_password(tmp_path: Path):
+    """A password with an unescaped @ and : looks like a host with a port."""
+    url = "postgresql+asyncpg://kl:a@b:secret@db/meta"
+    with pytest.raises(ConfigError) as refused:
+        async with open_database(
+            folder=tmp_path, url=url, clock=SystemClock(), boot="", broker_ttl_ms=10_000
+        ):
+            pass
+    assert "%40" in refused.value.message
+    assert "secret" not in str(refused.value)
+    assert refused.value.__suppress_context__
