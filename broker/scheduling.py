@@ -230,7 +230,7 @@ class Scheduling:
         check_params(SCHEDULED, params)
         limit = whole_number(params, "limit", LISTED_DEFAULT, low=1, high=SCHEDULED_LISTED_MAX)
         now_ms = self._clock.wall_ms()
-        count, entries = self._scheduler.soonest(limit, params.get("subject"))
+        count, entries = await self._scheduler.soonest(limit, params.get("subject"))
         drops = await self._drops(entries)
         return ScheduledPage(
             broker_group=self._broker_group,

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any, Generic, Self, TypeVar
 
+import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
@@ -290,13 +291,13 @@ class Outbox(Resident, Generic[V]):
         """
         Add a message in a transaction of its own, and wait until it is stored by a broker.
 
-        A message that is not part of a transaction keeps its place behind the rows of its key so.  A row that an operator
-        purges meanwhile counts as stored here.
+        A message that is not part of a transaction keeps its place behind the rows of its key so.  Of a row that
+        an operator purges meanwhile, or that is sent while rows are purged, nothing is known here.
 
         Raises:
             As `add`.
             MessageTooLargeError: also if the subject takes less; the row stays in the table, refused.
-            OutboxRowFailedError: no broker can tell whether it is stored.
+            OutboxRowFailedError: no broker can tell whether it is stored, or an operator has purged it, or others meanwhile.
             StorageError: the database does not answer; the message may be added.
             InternalError: this outbox has stopped sending, of a bug of keylane; by its `fate` the message may be added.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.  If the outbox is closed meanwhile, the
@@ -306,13 +307,15 @@ class Outbox(Resident, Generic[V]):
         if self._drainer is not None and self._drainer.fault is not None:
             raise stopped(self._drainer.fault).copy(Fate.NOT_DONE)
         row = self._row(subject, value, key, properties, tags)
-        row_id = await self._database.run(self._insert_row, row)
+        row_id, token = await self._database.run(self._insert_row, row)
         if self._drainer is not None:  # it may have been closed meanwhile
             self._drainer.wake()
-        await self._waiters.wait(row_id)
+        await self._waiters.wait(row_id, token)
 
-    def _insert_row(self, connection: Connection, row: dict[str, Any]) -> int:
-        return _row_id(connection.execute(self._insert, row))
+    def _insert_row(self, connection: Connection, row: dict[str, Any]) -> tuple[int, int]:
+        """The row's id, and the lease's token; it is read last, while no operator can see the row."""
+        row_id = _row_id(connection.execute(self._insert, row))
+        return row_id, connection.execute(sa.select(self._tables.lease.c.token)).scalar_one()
 
     def _row(
         self,

@@ -16,6 +16,9 @@ from .tables import OutboxTables, database_ms
 IDLE_MS_MIN = 5_000
 """PostgreSQL ends a transaction that has the lease's row locked once it was idle for the time of the lease, and for this long."""
 
+TOKENS_PER_DELETION = 1 << 32
+"""The token's high half counts deletions by operators: who waits for a row can tell them from a row that was sent."""
+
 
 class TokenPassedError(Exception):
     """Another process took the lease, or an operator changed rows: what this process knows of them is outdated."""
@@ -57,11 +60,22 @@ def release(connection: Connection, tables: OutboxTables, *, token: int) -> None
     _set_until(connection, tables, token, sa.literal(0))
 
 
-def pass_token(connection: Connection, tables: OutboxTables) -> None:
-    """Lock the lease's row and have its holder read everything again; for changes by an operator."""
+def pass_token(connection: Connection, tables: OutboxTables, *, deletes: bool) -> None:
+    """
+    Lock the lease's row and have its holder read everything again; for changes by an operator.
+
+    Args:
+        deletes: rows may be deleted that were not sent; see `deletions`.
+    """
     lease = tables.lease
     _end_when_idle(connection, IDLE_MS_MIN)
-    connection.execute(sa.update(lease).values(token=lease.c.token + 1, until_ms=0, owner=""))
+    step = TOKENS_PER_DELETION if deletes else 1
+    connection.execute(sa.update(lease).values(token=lease.c.token + step, until_ms=0, owner=""))
+
+
+def deletions(token: int) -> int:
+    """How often an operator had deleted rows that were not sent, when the lease had this token."""
+    return token // TOKENS_PER_DELETION
 
 
 def _set_until(

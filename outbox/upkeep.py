@@ -311,7 +311,7 @@ def _change(
     tables.check(connection)
     if dry_run:
         return _counted(connection, tables, states, subject)
-    pass_token(connection, tables)
+    pass_token(connection, tables, deletes=change is _delete)
     changed = {_STATE_NAMES[state]: change(connection, tables, subject, state) for state in states}
     if FAILED in states:
         _let_wait(connection, tables, subject, HALTED)

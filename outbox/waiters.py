@@ -16,6 +16,7 @@ from ..protocol.errors import (
     OutboxRowFailedError,
 )
 from .database import Transactions
+from .lease import deletions
 from .round import SettledBatches
 from .tables import FAILED, REFUSED, OutboxTables
 
@@ -31,14 +32,26 @@ class RowWaiters:
         self._look_ms = look_ms
         self._waiting: dict[int, asyncio.Future[None]] = {}
 
-    async def wait(self, row_id: int) -> None:
-        """Wait until the row is sent.  Raises OutboxRowFailedError, MessageTooLargeError, ClosedError, StorageError."""
+    async def wait(self, row_id: int, token: int) -> None:
+        """
+        Wait until the row is sent.
+
+        Args:
+            token: of the lease when the row was added.
+
+        Raises:
+            OutboxRowFailedError: also if an operator deleted rows in the look in which this one went.
+            MessageTooLargeError, ClosedError, StorageError
+        """
         future = self._waiting[row_id] = asyncio.get_running_loop().create_future()
         try:
             while not future.done():
                 await asyncio.wait([future], timeout=self._look_ms / 1000)
                 if not future.done():
-                    state, failure = await self._database.run(_outcome, self._tables, row_id)
+                    state, failure, now = await self._database.run(_outcome, self._tables, row_id)
+                    if state == GONE and deletions(now) != deletions(token):
+                        failure = "an operator has deleted rows, and it may be one of them"
+                    token = now
                     if state == REFUSED:
                         self._refuse(row_id, failure)
                     elif state in {GONE, FAILED}:
@@ -93,9 +106,15 @@ def _end(future: asyncio.Future[None], error: KeylaneError | None) -> None:
         future.set_exception(error)
 
 
-def _outcome(connection: Connection, tables: OutboxTables, row_id: int) -> tuple[int, str]:
-    """The `batch_id` of a row, GONE if it was sent; and why it failed or was refused."""
-    rows = tables.rows.c
-    ask = sa.select(rows.batch_id, rows.failure).where(rows.id == row_id)
-    row = connection.execute(ask).one_or_none()
-    return (GONE, "") if row is None else (row.batch_id, row.failure or "")
+def _outcome(connection: Connection, tables: OutboxTables, row_id: int) -> tuple[int, str, int]:
+    """
+    The `batch_id` of a row, GONE if it was sent or deleted; why it failed or was refused; and the lease's token.
+
+    One statement: the token is that of the moment at which the row is there, or is not.
+    """
+    rows, lease = tables.rows, tables.lease
+    ask = sa.select(rows.c.batch_id, rows.c.failure, lease.c.token).select_from(
+        lease.outerjoin(rows, rows.c.id == row_id)
+    )
+    state, failure, token = connection.execute(ask).one()
+    return (GONE if state is None else state, failure or "", token)

@@ -38,7 +38,7 @@ from .placing import Place, QueueStarts
 from .send_budget import SendBudget
 from .send_future import BatchFuture, SendFuture
 from .settings import ProducerSettings
-from .waiting import NO_PARTITION, OLDER_ROUTE, Faults, WaitCause, route_cause
+from .waiting import NO_PARTITION, OLDER_ROUTE, Faults, RouteLog, WaitCause, route_cause
 
 log = logging.getLogger("keylane.producer")
 CLIENT_TYPE = "producer"
@@ -91,8 +91,7 @@ class SubjectSender:
         self._on_dead = on_dead
         self._loop = asyncio.get_running_loop()
         self._route: Route | None = None
-        self._outdated: int | None = None
-        """The version of the followed route for which a WARNING said that the metaserver has an older one."""
+        self._route_log = RouteLog(subject)
         self._executors: dict[int, Executor] = {}
         self._epochs = itertools.count()
         self.held = HeldMessages(subject, settings=settings, clock=clock, budget=budget, said=self._said)  # fmt: skip
@@ -274,6 +273,7 @@ class SubjectSender:
             why = NO_PARTITION
             try:
                 if self._apply(await self._ask()):
+                    self._route_log.answered()
                     await self._seek_brokers()
                     pauses.reset()
                     self.held.report(why)
@@ -285,7 +285,7 @@ class SubjectSender:
                 ):
                     await self._die(error)
                     return
-                log.info("route of %s: %s", self.subject, error.message)
+                self._route_log.failed(error)
                 why = route_cause(error)
             except Exception as error:  # noqa: BLE001 - logged there
                 why = route_cause(faults.failure(error))
@@ -333,7 +333,7 @@ class SubjectSender:
     def _apply(self, route: Route) -> bool:
         """Follow a route; False if it is older than the followed one, and ignored."""
         if self._route is not None and route.version < self._route.version:
-            self._tell_of_older(route)
+            self._route_log.older(route.version, self._route.version)
             return False
         self._route = route
         self.message_bytes_max = route.message_bytes_max
@@ -356,18 +356,6 @@ class SubjectSender:
                 self._retire(executor)
         self._refill()
         return True
-
-    def _tell_of_older(self, route: Route) -> None:
-        assert self._route is not None
-        known = self._route.version
-        if self._outdated != known:
-            self._outdated = known
-            log.warning(
-                "route of %s: the metaserver's is version %d, older than %d, which is followed here: its database "
-                "was restored from a copy, or rebuilt. Until it has a newer one nothing of it is followed; a producer "
-                "that is started again takes what the metaserver has",
-                self.subject, route.version, known,
-            )  # fmt: skip
 
     async def _seek_brokers(self) -> None:
         """

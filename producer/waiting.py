@@ -24,6 +24,8 @@ log = logging.getLogger("keylane.producer")
 FIRST_MS = 5_000
 AGAIN_MS = 60_000
 AGAIN_MS_MAX = 3_600_000
+TOLD_MAX = 100
+"""Texts of troubles that a `RouteLog` knows again."""
 
 
 class WaitCause(NamedTuple):
@@ -148,6 +150,38 @@ class WaitReport:
         self._since_ms = None
         self._reported = False
         return now_ms - self._sent_ms if reported and waited else None
+
+
+class RouteLog:
+    """What the log says of the calls for the route of one subject: each trouble once, until there is an answer."""
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+        self._told: set[str] = set()
+        """Of several metaservers each has a text of its own."""
+        self._outdated: int | None = None
+
+    def failed(self, error: KeylaneError) -> None:
+        """A call ended with `error`."""
+        level = logging.DEBUG if error.message in self._told else logging.INFO
+        if len(self._told) < TOLD_MAX:
+            self._told.add(error.message)
+        log.log(level, "route of %s: %s", self._subject, error.message)
+
+    def answered(self) -> None:
+        """A call was answered with a route that is followed."""
+        self._told.clear()
+
+    def older(self, version: int, followed: int) -> None:
+        """The metaserver has a `version` below the one that is followed; told once for each of the latter."""
+        if self._outdated != followed:
+            self._outdated = followed
+            log.warning(
+                "route of %s: the metaserver's is version %d, older than %d, which is followed here: its database "
+                "was restored from a copy, or rebuilt. Until it has a newer one nothing of it is followed; a producer "
+                "that is started again takes what the metaserver has",
+                self._subject, version, followed,
+            )  # fmt: skip
 
 
 def oldest_age_ms(batches: Sequence[OutgoingBatch], clock: Clock) -> int:

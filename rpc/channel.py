@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from ..protocol.errors import FrameError, KeylaneError, NotSentError, OutcomeUnknownError
 from ..protocol.frames import (
@@ -16,6 +16,7 @@ from ..protocol.frames import (
     frame_parts,
     refusal_error,
 )
+from .liveness.silence import Silence, SilencePatience
 from .network import Call, Calling, OnAnswer, OnPart
 from .websocket.socket import DataSocket
 
@@ -54,10 +55,27 @@ class WebSocketChannel:
         """True once it cannot carry calls any more."""
         self.gather, self.flush = socket.gather, socket.flush
         """See `network.Gathering`."""
+        self._silence: Silence | None = None
+        self._had_answers = False
         self._told = ""
         """Why the broker closes the connection."""
         socket.on_message = self._take
         self._reader = asyncio.create_task(self._read(), name=f"channel {address}")
+
+    def judge_silence(
+        self, answers: Callable[[], Awaitable[bool]], patience: SilencePatience
+    ) -> None:
+        """
+        Have a new connection decide what a silence means, from here on; see `liveness.silence`.
+
+        Args:
+            answers: whether the broker answers on a new connection.
+            patience: of all connections of the client.
+        """
+        self._had_answers = False
+        self._silence = self._socket.judge = Silence(
+            self._socket, self._address, answers, patience, lambda: self._had_answers
+        )
 
     async def call(
         self, request: Request, payload: bytes = b"", *, timeout_ms: int
@@ -130,6 +148,7 @@ class WebSocketChannel:
         if call is None or (call.on_part is not None and call.takes_part(answer, payload)):
             return True
         del self._waiting[correlation_id], self._ends[correlation_id]
+        self._had_answers = True
         if type(answer) is Refused:
             call.failed(refusal_error(answer))
         else:
@@ -155,6 +174,8 @@ class WebSocketChannel:
             )
             reason = self._broken = self._broken or reason
             self.closed = True
+            if self._silence is not None:
+                self._silence.end()
             text = f"the connection to {self._address} ended: {reason}"
             waiting, self._waiting = self._waiting, {}
             self._ends.clear()
@@ -168,6 +189,8 @@ class WebSocketChannel:
     def _give_time(self, told: Throttled) -> None:
         """Calls under way may take so much longer."""
         now = self._loop.time()
+        if self._silence is not None:
+            self._silence.excuse(min(told.wait_ms, WAIT_MS_MAX) / 1000)
         for correlation_id, call in self._waiting.items():
             end = now + (min(told.wait_ms, WAIT_MS_MAX) + call.timeout_ms) / 1000
             self._ends[correlation_id] = max(end, self._ends[correlation_id])

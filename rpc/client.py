@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -45,13 +44,6 @@ from ..protocol.control import (
     TimeBound,
 )
 from ..protocol.errors import (
-    ForeignServerError,
-    InvalidRequestError,
-    KeylaneError,
-    NotSentError,
-    OutcomeUnknownError,
-    RetryRule,
-    StorageError,
     SubjectUnknownError,
 )
 from ..protocol.frames import Answer, Request, is_long_poll
@@ -89,110 +81,19 @@ from ..protocol.reprocess.holds import Held, SetHold
 from ..protocol.routing import OrderStrategy, Route
 from ..protocol.scheduled.receipt import CanceledScheduled, ScheduledPage
 from ..protocol.verification import Verification
-from .network import Channel, KnowsMetaservers, Network
+from .liveness.asking_again import Asking
+from .metaservers import CALL_TIMEOUT_MS as CALL_TIMEOUT_MS  # noqa: PLC0414 - exported
+from .metaservers import Metaservers
+from .metaservers import of_program as of_program  # noqa: PLC0414 - exported
+from .network import Channel, Network
 
 T = TypeVar("T")
-CALL_TIMEOUT_MS = 5_000
 PULL_TURN_MS = 500
 """How long a pull waits at a broker while other pulls of this client wait for their turn."""
 
 
-class MetaClient:
-    """
-    Calls to one of several metaservers, beginning with the one that answered last.
-
-    A metaserver that cannot be reached, does not answer, has no database or is another program, of keylane or not, is
-    asked last from then on.  A failed call is made at the next address, unless it may have been done and is not idempotent: then it raises.
-    A heartbeat asks one address.
-    """
-
-    def __init__(
-        self, network: Network, addresses: Sequence[str], *, timeout_ms: int = CALL_TIMEOUT_MS
-    ) -> None:
-        assert addresses
-        self._network = network
-        self._addresses = list(addresses)
-        if isinstance(network, KnowsMetaservers):
-            network.know_metaservers(self._addresses)
-        self._timeout_ms = timeout_ms
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The metaservers, in the same order for equal ones."""
-        return tuple(sorted(self._addresses))
-
-    @property
-    def first(self) -> str:
-        """The metaserver that the next call asks first."""
-        return self._addresses[0]
-
-    def put_last(self, address: str) -> None:
-        """Ask the metaserver at `address` last from now on: it has not answered."""
-        self._addresses.sort(key=lambda known: known == address)  # the others keep their order
-
-    @property
-    def address_count(self) -> int:
-        """The number of metaservers."""
-        return len(self._addresses)
-
-    async def _call(
-        self,
-        endpoint: Endpoint[T],
-        body: object = None,
-        *,
-        query: dict[str, str] | None = None,
-        wait_ms: int = 0,
-        timeout_ms: int | None = None,
-        one_address: bool = False,
-        **names: object,
-    ) -> T:
-        # A copy: concurrent calls each try every address, while any of them reorders the list.
-        addresses = self._addresses[:1] if one_address else list(self._addresses)
-        raised: KeylaneError | None = None
-        time_ms = (timeout_ms or self._timeout_ms) + wait_ms
-        now_s = asyncio.get_running_loop().time
-        for address in addresses:
-            until_s = now_s() + time_ms / 1000
-            try:
-                return await self._network.control(
-                    endpoint.method, address, endpoint.path_of(**names), endpoint.answer,
-                    body=body, query=query, timeout_ms=time_ms,
-                )  # fmt: skip
-            except InvalidRequestError as error:
-                left_ms = int((until_s - now_s()) * 1000)
-                other = await self._other_program(address, left_ms) if error.unknown_call else None
-                if other is None:
-                    raise
-                self.put_last(address)
-                raised = raised or other
-            except (NotSentError, OutcomeUnknownError, ForeignServerError, StorageError) as error:
-                self.put_last(address)
-                again = endpoint.repeatable or isinstance(error, NotSentError)
-                if not again:
-                    raise
-                # An error that may pass is raised rather than one that never will.
-                if (
-                    raised is None
-                    or raised.retry is RetryRule.NEVER
-                    or error.retry is not RetryRule.NEVER
-                ):
-                    raised = error
-        assert raised is not None, "there is at least one address"
-        raise raised
-
-    async def _other_program(self, address: str, timeout_ms: int) -> InvalidRequestError | None:
-        """The error of another program of keylane at `address`; None: a metaserver, or no answer within `timeout_ms`."""
-        call = endpoints.HEALTH
-        try:
-            health = await self._network.control(
-                call.method, address, call.path, call.answer, timeout_ms=max(1, timeout_ms)
-            )
-            of_program("metaserver", address, health)
-        except InvalidRequestError as error:
-            return error if error.address else None
-        except KeylaneError:
-            pass
-        return None
+class MetaClient(Metaservers):
+    """Calls to one of several metaservers; see `Metaservers` for which is asked."""
 
     async def broker_heartbeat(
         self, body: BrokerHeartbeat, *, within_ms: int | None = None
@@ -430,6 +331,7 @@ class BrokerClient:
         self.address = address
         self._network = network
         self._timeout_ms = timeout_ms
+        self._asking = Asking(network)
         self._channel: Channel | None = None
         self._opening = asyncio.Lock()
         self._queued = 0
@@ -578,23 +480,16 @@ class BrokerClient:
         query: dict[str, str] | None = None,
         **names: object,
     ) -> T:
-        return await self._network.control(
-            endpoint.method, self.address, endpoint.path_of(**names), endpoint.answer,
-            body=body, query=query, timeout_ms=self._timeout_ms,
-        )  # fmt: skip
+        return await self._asking.ask(
+            endpoint,
+            self.address,
+            endpoint.path_of(**names),
+            body,
+            query,
+            timeout_ms=self._timeout_ms,
+        )
 
     async def close(self) -> None:
         """Close the channel."""
         if self._channel is not None:
             await self._channel.close()
-
-
-def of_program(program: str, address: str, health: Health) -> Health:
-    """Return `health` if it is that of a `program`.  Raises InvalidRequestError."""
-    if health.program != program:
-        raise InvalidRequestError(
-            f"{address} is the address of a {health.program}, not of a {program}",
-            address=address,
-            program=health.program,
-        )
-    return health

@@ -6,7 +6,6 @@ An address is `host:port`; with a certificate authority every connection uses TL
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import ssl
 from collections.abc import Container, Mapping, Sequence
@@ -17,7 +16,7 @@ import aiohttp
 import msgspec
 
 from ..protocol.control import ErrorBody, encode_json
-from ..protocol.endpoints import DATA_PATH
+from ..protocol.endpoints import DATA_PATH, HEALTH
 from ..protocol.errors import (
     CapabilityEndedError,
     ClientCertificateError,
@@ -28,26 +27,24 @@ from ..protocol.errors import (
     MessageTooLargeError,
     NotSentError,
     OutcomeUnknownError,
-    ServerTooOldError,
     UnauthenticatedError,
 )
 from ..protocol.frames import (
-    Authenticate,
-    Authenticated,
     Challenge,
     Challenged,
-    Hello,
-    Welcome,
 )
 from ..protocol.http.access import CAPABILITY, AskCapability, Capabilities
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_server
 from .access.credentials import Credentials, ShownCapability
+from .access.greeting import authenticate, greet, stay_known
 from .access.throttling import THROTTLED_HEADER, Throttling
 from .access.token_file import TokenSource, refused_token, token_source
 from .channel import WebSocketChannel
 from .host_names import HostNames
+from .liveness.keepalive import watched_socket
+from .liveness.silence import SilencePatience
 from .reasons import cause, reason
 from .tls.contexts import ClientContexts
 from .tls.handshakes import is_cut, tls_problem, why_ended
@@ -55,16 +52,17 @@ from .tls.settings import tls_of_environment
 from .websocket.handshake import open_socket
 
 T = TypeVar("T")
-HEARTBEAT_SECONDS = 15.0
-"""The interval of WebSocket pings, which find a peer that is gone without having closed."""
+HEARTBEAT_SECONDS = 2.0
+"""After a silence of this length to twice of it a broker is pinged: proxies forget connections that are idle for longer."""
+REUSED_SECONDS = 4.0
+"""A connection of control calls that was idle for longer is not used again: a proxy may have forgotten it."""
+ALIVE_SECONDS = 3.0
+"""For so long a broker that is silent on a connection is waited for on a new one."""
 CONNECT_SECONDS = 3.0
 """A running machine accepts a connection within this time, even if the first packet is lost."""
 TLS_END_SECONDS = 0.02
 """TLS connections end some turns of the event loop after they are closed, which aiohttp does not wait for."""
 CAPABILITY_TIMEOUT_MS = 3_000
-RENEW_AGAIN_S = 1.0
-UNKNOWN_FRAME = "unreadable request"
-"""What a broker says of a frame that it does not know, as a Hello where it is older than versions."""
 _NO_CONNECTION = (
     aiohttp.ClientConnectorError,
     aiohttp.ConnectionTimeoutError,
@@ -124,8 +122,10 @@ class HttpNetwork:
         self._identity = identity
         self._token_source = source
         self._renewing: set[asyncio.Task[None]] = set()
-        connector = aiohttp.TCPConnector(limit=0, force_close=False, resolver=HostNames())
-        self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
+        self._session = _session(keepalive_timeout=REUSED_SECONDS)
+        self._new: aiohttp.ClientSession | None = None
+        """Its connections are new ones; made when it is needed."""
+        self._patience = SilencePatience()
         self.throttling = Throttling()
         self._answered: set[str] = set()
         """Addresses that have answered: what they were asked may be done, although no answer came."""
@@ -181,15 +181,15 @@ class HttpNetwork:
         if not nonce:
             return
         try:
-            await _authenticate(channel, held, nonce, address, timeout_ms)
+            await authenticate(channel, held, nonce, address, timeout_ms)
         except CapabilityEndedError:
             identity.refused(held.text)
             newer = await identity.held()
             if newer is None:
                 raise
             held = newer
-            await _authenticate(channel, held, nonce, address, timeout_ms)
-        task = asyncio.create_task(_stay_known(identity, channel, held, nonce, address, timeout_ms))
+            await authenticate(channel, held, nonce, address, timeout_ms)
+        task = asyncio.create_task(stay_known(identity, channel, held, nonce, address, timeout_ms))
         self._renewing.add(task)
         task.add_done_callback(self._renewing.discard)
 
@@ -198,7 +198,7 @@ class HttpNetwork:
     ) -> Capabilities:
         try:
             return await self._control(
-                CAPABILITY.method, address, CAPABILITY.path, Capabilities,
+                self._new_session(), CAPABILITY.method, address, CAPABILITY.path, Capabilities,
                 body=AskCapability(holder=holder), query=None, timeout_ms=CAPABILITY_TIMEOUT_MS,
                 bearer=token,
             )  # fmt: skip
@@ -215,7 +215,7 @@ class HttpNetwork:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 socket = await open_socket(
-                    self._session,
+                    self._new_session(),
                     f"{self._scheme}://{address}{DATA_PATH}",
                     tls=self._tls_of(address),
                     bytes_max=FRAME_BYTES_MAX,
@@ -233,14 +233,34 @@ class HttpNetwork:
             socket, address, lambda told: self.throttling.note(address, told.wait_ms, told.limit)
         )
         try:
-            await _greet(channel, address, timeout_ms)
+            await greet(channel, address, timeout_ms)
         except OutcomeUnknownError as error:
             await channel.close()
             raise NotSentError(error.message, address=address) from error
         except BaseException:
             await channel.close()
             raise
+        channel.judge_silence(partial(self._answers, address), self._patience)
         return channel
+
+    def _new_session(self) -> aiohttp.ClientSession:
+        self._check_open()
+        if self._new is None:
+            self._new = _session(force_close=True)
+        return self._new
+
+    async def _answers(self, address: str) -> bool:
+        """Whether a server answers on a new connection, whatever it says."""
+        try:
+            async with self._new_session().get(
+                f"{self._scheme}://{address}{HEALTH.path}",
+                allow_redirects=False,
+                ssl=self._tls_of(address),
+                timeout=_limits(int(ALIVE_SECONDS * 1000)),
+            ):
+                return True
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeylaneError):
+            return False
 
     async def control(
         self,
@@ -254,9 +274,42 @@ class HttpNetwork:
         timeout_ms: int,
     ) -> T:
         """See `network.Network.control`; a body over the limit is a MessageTooLargeError."""
+        return await self._by(
+            self._session, method, address, path, answer, body=body, query=query, timeout_ms=timeout_ms
+        )  # fmt: skip
+
+    async def control_anew(
+        self,
+        method: str,
+        address: str,
+        path: str,
+        answer: type[T],
+        *,
+        body: object = None,
+        query: Mapping[str, str] | None = None,
+        timeout_ms: int,
+    ) -> T:
+        """As `control`, on a new connection; see `network.OpensAnew`."""
+        return await self._by(
+            self._new_session(), method, address, path, answer, body=body, query=query, timeout_ms=timeout_ms
+        )  # fmt: skip
+
+    async def _by(
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        address: str,
+        path: str,
+        answer: type[T],
+        *,
+        body: object,
+        query: Mapping[str, str] | None,
+        timeout_ms: int,
+    ) -> T:
         identity = self._identity
         call = partial(
             self._control,
+            session,
             method,
             address,
             path,
@@ -279,6 +332,7 @@ class HttpNetwork:
 
     async def _control(
         self,
+        session: aiohttp.ClientSession,
         method: str,
         address: str,
         path: str,
@@ -297,7 +351,7 @@ class HttpNetwork:
                 size_bytes=len(packed), limit_bytes=CONTROL_BYTES_MAX,
             )  # fmt: skip
         try:
-            async with self._session.request(
+            async with session.request(
                 method,
                 f"{self._scheme}://{address}{path}",
                 data=packed or None,
@@ -434,6 +488,8 @@ class HttpNetwork:
         if self._identity is not None:
             await self._identity.close()
         await self._session.close()
+        if self._new is not None:
+            await self._new.close()
         if self._contexts is not None:
             await asyncio.sleep(TLS_END_SECONDS)
 
@@ -452,6 +508,14 @@ def client_network(
     return HttpNetwork(
         chosen, token=token, by_certificate=bool(chosen and chosen.cert), follows_files=True
     )
+
+
+def _session(**connections: Any) -> aiohttp.ClientSession:
+    """A session whose connector takes these arguments beside those of all."""
+    connector = aiohttp.TCPConnector(
+        limit=0, resolver=HostNames(), socket_factory=watched_socket, **connections
+    )
+    return aiohttp.ClientSession(connector=connector, trust_env=False)
 
 
 def _limits(timeout_ms: int) -> aiohttp.ClientTimeout:
@@ -481,46 +545,3 @@ def _check_answerer(version: str | None, method: str) -> None:
         if method == aiohttp.hdrs.METH_GET:
             raise
         raise error.copy(Fate.UNKNOWN) from None
-
-
-async def _greet(channel: WebSocketChannel, address: str, timeout_ms: int) -> None:
-    """Tell this client's version, and check the broker's."""
-    try:
-        welcome, _ = await channel.call(Hello(VERSION), timeout_ms=timeout_ms)
-    except OutcomeUnknownError as error:
-        if UNKNOWN_FRAME not in error.message:
-            raise
-        raise ServerTooOldError(
-            f"the client is keylane {VERSION}, the broker at {address} tells no version: upgrade the server",
-            client=VERSION,
-        ) from error
-    assert isinstance(welcome, Welcome)
-    check_server(welcome.version, VERSION)
-
-
-async def _authenticate(
-    channel: WebSocketChannel, held: ShownCapability, nonce: bytes, address: str, timeout_ms: int
-) -> None:
-    asked = Authenticate(held.text, held.key.prove(nonce, address), address)
-    answer, _ = await channel.call(asked, timeout_ms=timeout_ms)
-    assert isinstance(answer, Authenticated)
-
-
-async def _stay_known(
-    identity: Credentials,
-    channel: WebSocketChannel,
-    held: ShownCapability,
-    nonce: bytes,
-    address: str,
-    timeout_ms: int,
-) -> None:
-    """Show each new capability on a channel, until it is closed; a broker closes it when the last one has ended."""
-    while not channel.closed:
-        await asyncio.sleep(max(RENEW_AGAIN_S, held.renew_in_s))
-        with contextlib.suppress(KeylaneError):
-            newer = await identity.held()
-            if newer is None or channel.closed:
-                return
-            if newer.text != held.text:
-                await _authenticate(channel, newer, nonce, address, timeout_ms)
-            held = newer

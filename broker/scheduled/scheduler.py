@@ -161,9 +161,18 @@ class Scheduler:
             "late": dict(list(self._problems.items())[:10]),
         }
 
-    def soonest(self, limit: int, subject: str | None = None) -> tuple[int, list[ScheduledEntry]]:
-        """See `Agenda.soonest`."""
-        return self._agenda.soonest(limit, subject)
+    async def soonest(
+        self, limit: int, subject: str | None = None
+    ) -> tuple[int, list[ScheduledEntry]]:
+        """See `Agenda.soonest`; other work is done between its portions."""
+        look = self._agenda.soonest(limit, subject)
+        while True:
+            try:
+                next(look)
+            except StopIteration as end:
+                count, entries = end.value
+                return count, entries
+            await asyncio.sleep(0)
 
     def subject_of(self, scheduled_id: bytes) -> str | None:
         """The subject of a message that waits, or is being written; None: there is none of this id."""

@@ -24,6 +24,7 @@ from ...protocol.errors import InvalidRequestError
 from ...protocol.ids import check_name, partition_name, partition_number
 from ...protocol.limits import MESSAGE_BYTES_MAX, TTL_MS_DEFAULT
 from ...protocol.queues import start_behind_loss
+from ...protocol.reading.lineage import nearest_ancestors
 from ...protocol.routing import (
     OrderStrategy,
     Partition,
@@ -230,7 +231,7 @@ def _subject(
     parents = _parents_left(subject)
     for group in subject.groups:
         # A reset of an ancestor alone may have come later; an owner could take nothing over there any more.
-        blocking = parents | {key: set[int]() for key in group.frozen}
+        blocking = parents | dict.fromkeys(group.frozen, frozenset[int]())
         group.drained = set(drained_through(group.drained, blocking))
     if subject.static:
         _set_logic_starts(rows, subject.partitions)
@@ -316,17 +317,13 @@ def _groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
     return [group for _, group in sorted(groups.items())]
 
 
-def _parents_left(subject: RebuiltSubject) -> dict[int, set[int]]:
+def _parents_left(subject: RebuiltSubject) -> dict[int, frozenset[int]]:
     """Partition id → ids of its parents; a lost parent is replaced by the parents of the lost one."""
-    parents: dict[int, set[int]] = {}
-    lost: set[int] = set()
-    for row in sorted(subject.partitions, key=lambda row: row.partition.partition_id):
-        number: int = row.partition.partition_id
-        lost |= {number} if row.lost else set()
-        parents[number] = {parent for parent in row.partition.parents if parent not in lost}
-        for parent in lost.intersection(row.partition.parents):
-            parents[number] |= parents[parent]
-    return parents
+    rows = {int(row.partition.partition_id): row for row in subject.partitions}
+    parents = {number: row.partition.parents for number, row in rows.items()}
+    lost = {number for number, row in rows.items() if row.lost}
+    known = parents.keys() | set().union(*parents.values())
+    return nearest_ancestors(parents, known - lost)
 
 
 def _set_logic_starts(rows: dict[int, RebuiltPartition], every: Sequence[RebuiltPartition]) -> None:

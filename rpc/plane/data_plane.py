@@ -59,7 +59,6 @@ from ...protocol.membership.versions import VERSION, check_client
 from ..access.guard import AUTHENTICATE_S, FETCHING, Guard
 from ..access.pacing import HOLD_MS
 from ..answer_room import AnswerRoom, begin_answer
-from ..http_network import HEARTBEAT_SECONDS
 from ..intake import free_connection
 from ..websocket.accepting import accept_socket
 from ..websocket.framing import CloseCode
@@ -73,6 +72,8 @@ DataHandler = Callable[[Request, memoryview], Awaitable[Handled]]
 Begin = Callable[[Request, memoryview, PromptCall], bool]
 """See `DataService.begin`."""
 
+HEARTBEAT_SECONDS = 15.0
+"""The interval of a broker's pings, which find a client that is gone without having closed; clients send theirs sooner."""
 STUCK_S = 20.0
 """Less than the WebSocket's own pings wait, which would close the connection without an error."""
 SHORT_S = 1.0

@@ -5,26 +5,16 @@ Source: RFC 6455, 4.1.  The server's end is in `accepting`, because a client tha
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import contextlib
 import hashlib
 import secrets
-import socket as socket_module
 import ssl
-from socket import IPPROTO_TCP, SOL_SOCKET
 
 import aiohttp
 
+from ..liveness.keepalive import keep_alive
 from .socket import DataSocket
 
-KEEPALIVE = (
-    (SOL_SOCKET, "SO_KEEPALIVE", 1),
-    (IPPROTO_TCP, "TCP_KEEPIDLE", 4),
-    (IPPROTO_TCP, "TCP_KEEPINTVL", 2),
-    (IPPROTO_TCP, "TCP_KEEPCNT", 3),
-)
-"""A path that is gone is found within 10 s by the kernel, though nothing is sent: a pull may wait for longer."""
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 SOCKET_VERSION = "13"
 
@@ -80,17 +70,10 @@ async def open_socket(
             message="the server opens no WebSocket",
             headers=response.headers,
         )
-    _keep_alive(connection.transport)
+    if (kernel := connection.transport.get_extra_info("socket")) is not None:
+        keep_alive(kernel)
     socket = DataSocket(
         connection.transport, client=True, bytes_max=bytes_max, heartbeat_s=heartbeat_s
     )
     socket.when_lost(response.close)
     return socket
-
-
-def _keep_alive(transport: asyncio.Transport) -> None:
-    socket = transport.get_extra_info("socket")
-    for level, name, value in KEEPALIVE:
-        # Not every system names all of them, or can set those that it names.
-        with contextlib.suppress(AttributeError, OSError):
-            socket.setsockopt(level, getattr(socket_module, name), value)

@@ -10,7 +10,7 @@ Invariants
     While `QUEUED_BYTES_MAX` wait for `receive`, nothing is read; an empty message counts too.
     A server takes masked frames only, and a client none that is masked.
     Of the pings of a peer that does not read, only the last one is answered.
-    A peer from which nothing comes for `heartbeat_s` is asked, and lost after half of that again.
+    A peer from which nothing comes for `heartbeat_s` is asked, and lost after half of that again, or when `judge` says so.
     A server waits `MESSAGE_S` for the end of a message that has begun, and all of these together have a bound (`incoming`).
     Pings and small fragments are counted, and frames of one turn of the event loop: no peer keeps it from the others.
 """
@@ -26,6 +26,7 @@ from typing import cast
 
 from ...protocol.clock import at_a_tick
 from ...protocol.errors import FrameError
+from ..liveness.silence import Silence
 from ..threads.turn import at_end, in_turn
 from .framing import (
     HEAD_BYTES_MAX,
@@ -156,6 +157,9 @@ class DataSocket(asyncio.BufferedProtocol):
         """Why it was closed here, if the peer's bytes were the reason."""
         self._heartbeat_s = heartbeat_s
         self._heard = self._asked = False
+        self._silent_s = 0.0
+        self.judge: Silence | None = None
+        """Decides whether a peer that does not answer pings is lost; None: it is."""
         self._beat = self._check_alive_in(heartbeat_s)
         transport.pause_reading()  # uvloop takes another kind of protocol between two readings only
         transport.set_protocol(self)
@@ -490,30 +494,54 @@ class DataSocket(asyncio.BufferedProtocol):
             self._transport.close()
             self._tell()
 
-    def _check_alive(self) -> None:
-        after_s = self._heartbeat_s
-        if self._head is not None or self._joiner.opcode is not None:
-            now_s = self._loop.time()
-            if not self._reading:
-                self._begun_s = now_s  # it is not the peer that is late
-            elif now_s - self._begun_s > MESSAGE_S and not self._client:
-                self._give_up()
-                return
-        if self._heard or not self._reading:
-            self._asked = False
-        elif self._asked:
-            self.problem = f"nothing came for {after_s * 1.5:g} s"
+    @property
+    def silent(self) -> bool:
+        """True if nothing has come since the last ping."""
+        return self._asked and not self._heard and self._reading
+
+    def ping(self) -> None:
+        """Ask the peer for a sign of life."""
+        if not self.closed:
+            self.write((), Opcode.PING)
+
+    def give_up(self, why: str) -> None:
+        """End the connection at once, without a goodbye."""
+        if not self._ended:
+            self.problem = why
             self._end(CloseCode.ABNORMAL)
             self._transport.abort()
+
+    def _check_alive(self) -> None:
+        if self._is_late():
+            self._give_up()
             return
-        else:
-            self._asked = True
+        after_s, judge = self._heartbeat_s, self.judge
+        if self._heard or not self._reading:
+            if self._asked and judge is not None:
+                judge.heard()
+            self._asked = False
+        elif self._asked:
             after_s /= 2
-            if not self.closed:
-                self.write((), Opcode.PING)
+            self._silent_s += after_s
+            if judge is None or not judge.goes_on(self._silent_s):
+                self.give_up(f"nothing came for {self._silent_s:g} s")
+                return
+        else:
+            self._asked, self._silent_s = True, after_s
+            after_s /= 2
+            self.ping()
         self._heard = False
         self._control_frames = 0
         self._beat = self._check_alive_in(after_s)
+
+    def _is_late(self) -> bool:
+        """True if a client's message that has begun takes too long to end."""
+        if self._client or (self._head is None and self._joiner.opcode is None):
+            return False
+        now_s = self._loop.time()
+        if not self._reading:
+            self._begun_s = now_s  # it is not the peer that is late
+        return now_s - self._begun_s > MESSAGE_S
 
     def _check_alive_in(self, after_s: float) -> asyncio.TimerHandle:
         return self._loop.call_at(at_a_tick(after_s, self._loop.time()), self._check_alive)

@@ -41,6 +41,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/access/test_access.py": "credentials wallet",
         "integration/access/test_audit.py": "audit_detail",
         "integration/access/test_quotas.py": "throttling",
+        "unit/rpc/test_told_versions.py": "greeting",
         "unit/broker/access/test_judge.py": "signing",
         "unit/metaserver/access/test_issuer.py": "issuer_settings key_set",
     },
@@ -245,6 +246,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/protocol/test_endpoints.py": "any_server at_once endpoint jobs openapi",
         "unit/rpc/tls/test_settings.py": "tls_settings",
     },
+    "rpc/liveness": {"unit/rpc/websocket/test_socket.py": "keepalive"},
     "rpc/operating": {
         "integration/access/test_quotas.py": "access_figures",
         "integration/hosts/test_operating.py": "probes",
@@ -252,6 +254,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "rpc": {
         "integration/clients/test_cut_off.py": "network",
+        "unit/rpc/test_control_calls.py": "metaservers",
         "unit/producer/test_identity.py": "identity",
         "unit/rpc/test_control_calls.py": "host_names",
     },

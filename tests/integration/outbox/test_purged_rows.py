@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from keylane.outbox import Outbox, RowChange, purge_waiting
-from keylane.protocol.errors import OutboxSubjectExistsError
+from keylane.protocol.errors import Fate, OutboxRowFailedError, OutboxSubjectExistsError
 from support.cluster import Cluster, delete_subject
 from support.outbox.rows import SETTINGS, rows_left
+
+
+async def test_send_is_not_told_that_a_row_is_stored_when_it_was_purged(
+    shared_cluster: Cluster, sqlite
+):
+    """One whose row was sent before or after the purge is."""
+    meta, subject = shared_cluster.meta, "outbox-purged-while-sent"
+    async with Outbox(meta, sqlite, settings=SETTINGS) as outbox:
+        sending = asyncio.ensure_future(outbox.send(subject, b"never stored", key=b"k"))
+        while not await rows_left(sqlite):
+            await asyncio.sleep(0.01)
+        assert await purge_waiting(meta, sqlite, subject=subject) == RowChange(waiting=1)
+        with pytest.raises(OutboxRowFailedError, match="an operator has deleted rows") as told:
+            await sending
+        assert told.value.fate is Fate.UNKNOWN
+        await shared_cluster.create(subject, partitions=1)
+        await outbox.send(subject, b"stored", key=b"k")
+    await shared_cluster.check_history(subject, {b"k": [b"stored"]})
 
 
 async def test_waiting_rows_are_purged_when_their_subject_is_deleted(

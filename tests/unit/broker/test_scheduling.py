@@ -97,7 +97,7 @@ class RecordedMessages:
         self.kept += messages
         return [each.scheduled_id in known for each in messages]
 
-    def soonest(self, limit: int, subject: str | None) -> tuple[int, list[ScheduledEntry]]:
+    async def soonest(self, limit: int, subject: str | None) -> tuple[int, list[ScheduledEntry]]:
         return len(self.entries), self.entries[:limit]
 
     async def cancel(self, scheduled_id: bytes) -> CancelOutcome:

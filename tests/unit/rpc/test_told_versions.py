@@ -22,6 +22,7 @@ from keylane.protocol.frames import Append, Hello, Refused, decode_answer, encod
 from keylane.protocol.membership.versions import VERSION, VERSION_HEADER
 from keylane.rpc import http_network
 from keylane.rpc import server as rpc_server
+from keylane.rpc.access import greeting
 from keylane.rpc.plane import data_plane
 from keylane.rpc.server import ControlRoute
 
@@ -38,6 +39,7 @@ APART = [
 def versions(monkeypatch: pytest.MonkeyPatch):
     def give(client: str, server: str) -> None:
         monkeypatch.setattr(http_network, "VERSION", client)
+        monkeypatch.setattr(greeting, "VERSION", client)
         monkeypatch.setattr(data_plane, "VERSION", server)
         monkeypatch.setattr(rpc_server, "VERSION", server)
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Generator
+from typing import TypeVar
+
 import pytest
 
+from keylane.broker.scheduled import agenda as agenda_module
 from keylane.broker.scheduled.agenda import (
     DELIVERY_BYTES_MAX,
     DELIVERY_COUNT_MAX,
@@ -11,6 +16,7 @@ from keylane.broker.scheduled.agenda import (
     SETTLED_BYTES,
     SETTLED_MAX,
     Agenda,
+    ScheduledEntry,
 )
 from keylane.broker.scheduled.records import (
     Canceled,
@@ -26,6 +32,7 @@ from keylane.protocol.scheduled.receipt import CancelOutcome
 
 PLACE = Place(1, 0, 100)
 CANCELED, DELIVERED = CancelOutcome.CANCELED, CancelOutcome.DELIVERED
+R = TypeVar("R")
 
 
 def number(name: str) -> bytes:
@@ -41,6 +48,21 @@ def agenda_of(*messages: Waits) -> Agenda:
     for message in messages:
         agenda.add(message, PLACE)
     return agenda
+
+
+def ended(look: Generator[None, None, R]) -> R:
+    """What a look returns at its end."""
+    while True:
+        try:
+            next(look)
+        except StopIteration as end:
+            return end.value
+
+
+def soonest(
+    agenda: Agenda, limit: int, subject: str | None = None
+) -> tuple[int, list[ScheduledEntry]]:
+    return ended(agenda.soonest(limit, subject))
 
 
 def cancel(agenda: Agenda, name: str) -> None:
@@ -173,9 +195,31 @@ def test_soonest_messages_are_named_by_their_times():
     agenda = agenda_of(
         *(waits(f"{each}", 100 - each) for each in range(5)), waits("x", 1, subject="t")
     )
-    count, entries = agenda.soonest(2, "s")
+    count, entries = soonest(agenda, 2, "s")
     assert (count, [each.deliver_at_ms for each in entries]) == (5, [96, 97])
-    assert agenda.soonest(9)[0] == 6
+    assert soonest(agenda, 9)[0] == 6
+    assert soonest(Agenda(), 9) == (0, [])
+
+
+def test_soonest_messages_are_looked_for_in_portions(monkeypatch):
+    """The first ones of all portions, in the order of their times; one that is settled meanwhile is left out."""
+    monkeypatch.setattr(agenda_module, "LOOK_COUNT", 7)
+    times = random.Random(5).choices(range(40), k=60)
+    agenda = agenda_of(*(waits(f"{each}", at_ms) for each, at_ms in enumerate(times)))
+    for limit in (1, 10, 100):
+        count, entries = soonest(agenda, limit)
+        assert (count, entries) == (
+            60,
+            sorted(agenda.entries.values(), key=lambda each: each.deliver_at_ms)[:limit],
+        )
+    look = agenda.soonest(3)
+    for _ in range(2):
+        next(look)
+    first = soonest(agenda, 1)[1][0]
+    agenda.cancel(first.scheduled_id)
+    agenda.canceled(first.scheduled_id, 1)
+    count, entries = ended(look)
+    assert (count, first in entries) == (59, False)
 
 
 def test_stored_delivery_settles_its_messages():

@@ -14,10 +14,11 @@ import uvloop
 from aiohttp import web
 
 from keylane.protocol.errors import FrameError
+from keylane.rpc.liveness.keepalive import KEEPALIVE
 from keylane.rpc.websocket import socket as socket_module
 from keylane.rpc.websocket.accepting import accept_socket
 from keylane.rpc.websocket.framing import CloseCode, Opcode, encode_head
-from keylane.rpc.websocket.handshake import KEEPALIVE, open_socket
+from keylane.rpc.websocket.handshake import open_socket
 from keylane.rpc.websocket.socket import (
     FRAME_BYTES_FIRST,
     LANDING_BYTES,

@@ -1,0 +1,60 @@
+"""What a client says first on a channel to a broker: its version, and who calls; and again before that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from ...protocol.errors import KeylaneError, OutcomeUnknownError, ServerTooOldError
+from ...protocol.frames import Authenticate, Authenticated, Hello, Welcome
+from ...protocol.membership.versions import VERSION, check_server
+from ..channel import WebSocketChannel
+from .credentials import Credentials, ShownCapability
+
+RENEW_AGAIN_S = 1.0
+UNKNOWN_FRAME = "unreadable request"
+"""What a broker says of a frame that it does not know, as a Hello where it is older than versions."""
+
+
+async def greet(channel: WebSocketChannel, address: str, timeout_ms: int) -> None:
+    """Tell this client's version, and check the broker's."""
+    try:
+        welcome, _ = await channel.call(Hello(VERSION), timeout_ms=timeout_ms)
+    except OutcomeUnknownError as error:
+        if UNKNOWN_FRAME not in error.message:
+            raise
+        raise ServerTooOldError(
+            f"the client is keylane {VERSION}, the broker at {address} tells no version: upgrade the server",
+            client=VERSION,
+        ) from error
+    assert isinstance(welcome, Welcome)
+    check_server(welcome.version, VERSION)
+
+
+async def authenticate(
+    channel: WebSocketChannel, held: ShownCapability, nonce: bytes, address: str, timeout_ms: int
+) -> None:
+    """Show a capability, and that the key it was made for is here."""
+    asked = Authenticate(held.text, held.key.prove(nonce, address), address)
+    answer, _ = await channel.call(asked, timeout_ms=timeout_ms)
+    assert isinstance(answer, Authenticated)
+
+
+async def stay_known(
+    identity: Credentials,
+    channel: WebSocketChannel,
+    held: ShownCapability,
+    nonce: bytes,
+    address: str,
+    timeout_ms: int,
+) -> None:
+    """Show each new capability on a channel, until it is closed; a broker closes it when the last one has ended."""
+    while not channel.closed:
+        await asyncio.sleep(max(RENEW_AGAIN_S, held.renew_in_s))
+        with contextlib.suppress(KeylaneError):
+            newer = await identity.held()
+            if newer is None or channel.closed:
+                return
+            if newer.text != held.text:
+                await authenticate(channel, newer, nonce, address, timeout_ms)
+            held = newer

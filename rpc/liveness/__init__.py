@@ -1,0 +1,1 @@
+"""How a client finds that a path to a server is gone without a word, and what it does then."""

@@ -1,0 +1,136 @@
+"""A connection from which nothing comes: another connection to the same server decides whether it is given up.
+
+    silence ─▶ ping, no answer ─▶ does a new connection get an answer?
+                 ▲                    │ no: the server pauses, or is away ─▶ ask again later
+                 │                    ╰ yes ─▶ ping once more, no answer in GRACE_S ─▶ given up
+                 ╰──────────── anything that comes ends the silence
+
+Invariants
+    A server that only pauses loses no connection before LOST_S: it answers on none.
+    A connection that brought no answer at all makes the next one to its address wait twice as long, up to PATIENCE_S_MAX:
+    a server that reads nothing more for a while, and answers others, sees few new connections.
+    What a quota holds back is not silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+GRACE_S = 1.5
+"""How long the answer to a ping may take while the server answers on another connection; longer than a look takes to come."""
+LOST_S = 20.0
+"""A silence of this length ends the connection, whatever another one does."""
+ASK_AGAIN_S = 2.0
+"""Between two questions by a new connection; doubled each time, up to ASK_AGAIN_S_MAX."""
+ASK_AGAIN_S_MAX = 8.0
+PATIENCE_S_MAX = 16.0
+
+
+class JudgedConnection(Protocol):
+    """The connection that is judged."""
+
+    @property
+    def silent(self) -> bool:
+        """True if nothing has come since the last ping."""
+        ...
+
+    def ping(self) -> None:
+        """Ask the peer for a sign of life."""
+        ...
+
+    def give_up(self, why: str) -> None:
+        """End the connection at once."""
+        ...
+
+
+class SilencePatience:
+    """How long connections to each address may be silent before another one is asked, in seconds."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, float] = {}
+
+    def of(self, address: str) -> float:
+        """For a new connection to `address`; 0: the first ping that is not answered counts."""
+        return self._of.get(address, 0.0)
+
+    def given_up(self, address: str, *, had_answers: bool) -> None:
+        """Note that a connection to `address` was given up."""
+        if had_answers:
+            self._of.pop(address, None)
+        else:
+            self._of[address] = min(max(2 * self.of(address), 1.0), PATIENCE_S_MAX)
+
+
+class Silence:
+    """
+    Judges the silence of one connection.
+
+    Args:
+        socket: the connection.
+        answers: whether the server answers on a new connection; it takes a few seconds at most, and does not raise.
+        patience: of all connections of the client.
+        had_answers: whether this connection has brought answers to calls.
+    """
+
+    def __init__(
+        self,
+        socket: JudgedConnection,
+        address: str,
+        answers: Callable[[], Awaitable[bool]],
+        patience: SilencePatience,
+        had_answers: Callable[[], bool],
+    ) -> None:
+        self._socket = socket
+        self._address = address
+        self._answers = answers
+        self._patience = patience
+        self._had_answers = had_answers
+        self._now_s = asyncio.get_running_loop().time
+        self._patience_s = patience.of(address)
+        self._excused_until_s = 0.0
+        self._ask_at_s = 0.0
+        self._pause_s = ASK_AGAIN_S
+        self._asking: asyncio.Task[None] | None = None
+
+    def excuse(self, wait_s: float) -> None:
+        """The server has said that it lets calls wait for so long."""
+        self._excused_until_s = self._now_s() + wait_s
+
+    def goes_on(self, silent_s: float) -> bool:
+        """Look at a silence that has lasted for `silent_s` and a ping; False: the connection is lost."""
+        now_s = self._now_s()
+        if now_s < self._excused_until_s:
+            return True
+        if silent_s >= LOST_S:
+            return False
+        if self._asking is None and silent_s >= self._patience_s and now_s >= self._ask_at_s:
+            self._asking = asyncio.create_task(self._ask(), name=f"silence of {self._address}")
+            self._asking.add_done_callback(self._asked)
+        return True
+
+    def heard(self) -> None:
+        """Something has come: the next silence begins anew."""
+        self._ask_at_s, self._pause_s = 0.0, ASK_AGAIN_S
+
+    async def _ask(self) -> None:
+        if not await self._answers() or not self._socket.silent:
+            return
+        self._socket.ping()
+        await asyncio.sleep(GRACE_S)
+        if self._socket.silent:
+            self._patience.given_up(self._address, had_answers=self._had_answers())
+            self._socket.give_up("nothing came, while the server answers on a new connection")
+
+    def _asked(self, task: asyncio.Task[None]) -> None:
+        self._asking = None
+        self._ask_at_s = self._now_s() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, ASK_AGAIN_S_MAX)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+
+    def end(self) -> None:
+        """The connection has ended."""
+        if self._asking is not None:
+            self._asking.cancel()
