@@ -17,7 +17,6 @@ from ...protocol.progress import PendingReset, ResetGroup
 from ...protocol.routing import ConsumeStrategy
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import PLANNED, SERVED, open_subject_row
-from ..operations.states import ASKING
 from ..sql.dialect import SqliteMoment, begin_snapshot, now_ms, sqlite_moment
 from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import (
@@ -67,9 +66,10 @@ _sessions = sa.select(sa.func.min(sessions.c.expires_at) - now_ms()).scalar_subq
 _steps_left = sa.select(steps.c.operation_id).where(
     steps.c.operation_id == operations.c.operation_id, sa.not_(steps.c.done)
 )
-# By the states that are not over, which the index finds: ended operations are kept, and become many.
+_UNDER_WAY = [state for state in OperationState if state is not OperationState.DONE]
+"""The index finds operations by these: ended ones are kept, and become many."""
 _to_drive = sa.select(operations.c.operation_id).where(
-    operations.c.state.in_(ASKING),
+    operations.c.state.in_(_UNDER_WAY),
     sa.or_(
         operations.c.state != OperationState.CANCELED,
         sa.exists(_steps_left.correlate(operations)),

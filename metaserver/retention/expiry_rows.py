@@ -129,7 +129,7 @@ def mark_expired(connection: Connection, ends: Mapping[int, int]) -> Sequence[Su
 
 
 _free = sa.and_(leases.c.session.is_(None), leases.c.wanted.is_(None))
-"""A lease that nobody holds: no release of it is still to come."""
+"""A lease without a holder: no release of it is still to come."""
 _PROGRESS = ((drained, sa.true()), (heard, sa.true()), (leases, _free))
 """The tables that have a row for each group and partition, and which of these rows may go."""
 

@@ -13,8 +13,7 @@
 
 Invariants
     Ids of subjects, partitions, operations and groups are never used twice, not even after a delete.
-    `groups.last_token` only rises, and every grant takes the next one: tokens rise for each partition, and
-    no two grants of a group share one.
+    `groups.last_token` only rises, and every grant takes the next one: no two grants of a group share one.
     `expires_at` is the database's time in milliseconds, and is compared with nothing else.
 """
 
