@@ -76,7 +76,7 @@ _subject_parents = _with_parents.where(_of_subject, SEEN_PARENT)
 _kept_parents = _subject_parents.where(partitions.c.state != PartitionState.EXPIRED)
 
 
-def is_gone(table: sa.Table | sa.Alias) -> sa.ColumnElement[bool]:
+def is_gone(table: sa.FromClause) -> sa.ColumnElement[bool]:
     """Whether a row of `partitions`, or of an alias of it, is EXPIRED by retention: it blocks no child of any group."""
     return sa.and_(table.c.state == PartitionState.EXPIRED, sa.not_(table.c.lost))
 

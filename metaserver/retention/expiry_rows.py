@@ -11,6 +11,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -134,7 +135,7 @@ _PROGRESS = ((drained, sa.true()), (heard, sa.true()), (leases, _free))
 """The tables that have a row for each group and partition, and which of these rows may go."""
 
 
-def _of_gone(table: sa.Table, may_go: sa.ColumnElement[bool]) -> sa.Select[tuple[int, int]]:
+def _of_gone(table: sa.Table, may_go: sa.ColumnElement[bool]) -> sa.Select[Any]:
     return (
         sa.select(table.c.group_id, table.c.partition_id)
         .join(groups, groups.c.group_id == table.c.group_id)
