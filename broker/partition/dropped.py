@@ -29,7 +29,8 @@ class DroppedPartitions:
         self.subjects: dict[str, int] = {}
         """Name of a deleted subject → its highest partition id; the latest deletion is last."""
 
-    def __contains__(self, partition_id: int) -> bool:
+    def __contains__(self, partition_id: object) -> bool:
+        assert isinstance(partition_id, int)
         return partition_id in self._pending or partition_id in self._ids
 
     def __bool__(self) -> bool:

@@ -376,7 +376,7 @@ class Cleaning:
     async def _forget(self) -> None:
         """Have the index forget the removed segments, and write a snapshot with the log's beginning (`retained`)."""
         position = self._store.log.first_position
-        steps = self._queues.retain(position)
+        steps = self._queues.retain(position, dropped=self._store.state.dropped)
         while await self._run_commit(_next_step, steps) is not None:  # appends come between
             pass
         self._forgotten = self._store.state.retained = position

@@ -191,7 +191,7 @@ def note_heard(
         Whether that group may be granted more than before.
     """
     ids = sorted({group_id for announcement in told for group_id, _ in announcement.groups})
-    left = _lock_groups(connection, ids)
+    left = lock_groups(connection, ids)
     there = [announcement.partition_id for announcement in told]
     openings = read_openings(connection, there)  # under the locks
     news = store_heard(
@@ -247,7 +247,7 @@ def mark_told(connection: Connection) -> None:
     """Mark the groups as told that every broker knows that has to, silent brokers included."""
     untold = sa.select(groups.c.group_id).where(sa.not_(groups.c.told))
     ids = sorted(connection.execute(untold).scalars())
-    _lock_groups(connection, ids)
+    lock_groups(connection, ids)
     waiting = set(connection.execute(_waiting).scalars())
     done = [group_id for group_id in ids if group_id not in waiting]
     if done:
@@ -272,7 +272,7 @@ def forget_heard(connection: Connection, broker_group: str) -> None:
     inside = sa.select(partitions.c.subject_id).where(there)
     chosen = sa.select(groups.c.group_id).where(groups.c.subject_id.in_(inside))
     ids = sorted(connection.execute(chosen).scalars())
-    _lock_groups(connection, ids)
+    lock_groups(connection, ids)
     hosted = sa.select(partitions.c.partition_id).where(there)
     connection.execute(sa.delete(heard).where(heard.c.partition_id.in_(hosted)))
     connection.execute(sa.update(groups).where(groups.c.group_id.in_(ids)).values(told=False))
@@ -299,7 +299,7 @@ _locked = (
 )
 
 
-def _lock_groups(connection: Connection, ids: Collection[int]) -> set[int]:
+def lock_groups(connection: Connection, ids: Collection[int]) -> set[int]:
     """Lock the groups that exist, and return their ids."""
     return set(connection.execute(_locked, {"ids": list(ids)}).scalars())
 

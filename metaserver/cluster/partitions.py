@@ -72,15 +72,41 @@ _subject_partitions = _seen.where(
     _of_subject, partitions.c.state.in_(sa.bindparam("states"))
 ).order_by(partitions.c.range_start, partitions.c.partition_id)
 _subject_parents = _with_parents.where(_of_subject, SEEN_PARENT)
+# A subject keeps the rows of what has expired, many times as many as those of what it has.
+_kept_parents = _subject_parents.where(partitions.c.state != PartitionState.EXPIRED)
+
+
+def is_gone(table: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Whether a row of `partitions`, or of an alias of it, is EXPIRED by retention: it blocks no child of any group."""
+    return sa.and_(table.c.state == PartitionState.EXPIRED, sa.not_(table.c.lost))
+
+
+_blocking_parents = _with_parents.where(
+    _of_subject,
+    sa.not_(is_gone(partitions)),
+    SEEN_PARENT,
+    sa.exists().where(
+        _parent.c.partition_id == partition_parents.c.parent_id, sa.not_(is_gone(_parent))
+    ),
+)
 
 
 def subject_partitions(
     connection: Connection, subject_id: int, states: Sequence[PartitionState]
 ) -> tuple[Partition, ...]:
-    """Return a subject's partitions in these states, by range and then by id."""
+    """Return a subject's partitions in these states, none of them EXPIRED, by range and then by id."""
+    assert PartitionState.EXPIRED not in states
     here = {"of_subject": subject_id, "states": states}
     rows = connection.execute(_subject_partitions, here).all()
-    return _complete(rows, subject_parents(connection, subject_id))
+    # One that expires between the two statements has no parent any more: these have expired before it.
+    return _complete(rows, _read_parents(connection, _kept_parents, here))
+
+
+def blocking_parents(
+    connection: Connection, subject_id: int
+) -> dict[PartitionId, tuple[PartitionId, ...]]:
+    """As `subject_parents`, without partitions and parents that are gone."""
+    return _read_parents(connection, _blocking_parents, {"of_subject": subject_id})
 
 
 def subject_parents(

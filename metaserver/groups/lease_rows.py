@@ -23,9 +23,10 @@ from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
 from ..cluster.heard import mark_unsettled
 from ..cluster.partitions import (
     HAS_PARENTS,
+    blocking_parents,
     granted_partitions,
+    is_gone,
     select_granted,
-    subject_parents,
 )
 from ..sql.dialect import insert_new
 from ..sql.duties import DUTY_LEFT_MS, rebuilt_duty
@@ -432,6 +433,7 @@ _partition_facts = (
     .where(
         partitions.c.subject_id == sa.bindparam("of_subject"),
         partitions.c.state != PartitionState.PLANNED,
+        sa.not_(is_gone(partitions)),  # it blocks nothing, and a subject has ever more of them
     )
     .order_by(partitions.c.range_start, partitions.c.partition_id)
 )
@@ -447,7 +449,7 @@ def _read_readable(
     rows = connection.execute(_partition_facts, here | {"of_subject": group.subject_id}).all()
     # Lineage is read after the facts: it is written before its partition and is immutable.
     has_parents = any(row.has_parents for row in rows)
-    parents = subject_parents(connection, group.subject_id) if has_parents else {}
+    parents = blocking_parents(connection, group.subject_id) if has_parents else {}
     facts = [
         PartitionFacts(
             partition_id=PartitionId(row.partition_id),

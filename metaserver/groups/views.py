@@ -27,6 +27,7 @@ from ..sql.schema import (
     removals,
     sessions,
     starts,
+    steps,
     subjects,
 )
 from .stored_settings import read_stored
@@ -62,17 +63,23 @@ _unsettled = (
 )
 _due = sa.union(_expired, _unsettled)
 _sessions = sa.select(sa.func.min(sessions.c.expires_at) - now_ms()).scalar_subquery()
+_steps_left = sa.select(steps.c.operation_id).where(
+    steps.c.operation_id == operations.c.operation_id, sa.not_(steps.c.done)
+)
+_UNDER_WAY = [state for state in OperationState if state is not OperationState.DONE]
+"""The index finds operations by these: ended ones are kept, and become many."""
+_to_drive = sa.select(operations.c.operation_id).where(
+    operations.c.state.in_(_UNDER_WAY),
+    sa.or_(
+        operations.c.state != OperationState.CANCELED,
+        sa.exists(_steps_left.correlate(operations)),
+    ),
+)
 _due_else = sa.select(
     _sessions.label("next_ms"),
     sa.exists(sa.select(removals.c.partition_id)).label("removals"),
-    sa.exists(
-        sa.select(operations.c.operation_id).where(
-            operations.c.state != OperationState.DONE, operations.c.driven_until <= now_ms()
-        )
-    ).label("operations"),
-    sa.exists(
-        sa.select(operations.c.operation_id).where(operations.c.state != OperationState.DONE)
-    ).label("driven"),
+    sa.exists(_to_drive.where(operations.c.driven_until <= now_ms())).label("operations"),
+    sa.exists(_to_drive).label("driven"),
     sa.or_(
         sa.exists(sa.select(groups.c.group_id).where(sa.not_(groups.c.told)).correlate(None)),
         sa.exists(sa.select(starts.c.group_id)),

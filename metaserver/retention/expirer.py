@@ -18,7 +18,7 @@ from ..catalogue.service import Catalogue
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from ..sql.duties import take_duty
-from .expiry_rows import expiry_candidates, mark_expired
+from .expiry_rows import expiry_candidates, forget_progress, mark_expired
 
 log = logging.getLogger("keylane.metaserver")
 
@@ -73,7 +73,11 @@ class Expirer:
             }
             if not ends:
                 return expired
-            self._catalogue.wake(await self._database.write(mark_expired, ends))
+            changed = await self._database.write(mark_expired, ends)
+            self._catalogue.wake(changed)
+            more = bool(changed)
+            while more:
+                more = await self._database.write(forget_progress, changed)
             expired += len(ends)
             log.info("expired: partitions %s", ", ".join(map(str, sorted(ends))))
 

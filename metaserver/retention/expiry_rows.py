@@ -1,23 +1,39 @@
-"""Rows of sealed partitions without messages: read, and marked EXPIRED.  SQL, synchronous.
+"""Rows of sealed partitions without messages: read, marked EXPIRED, and what groups had of them.  SQL, synchronous.
+
+    SEALED ─▶ EXPIRED ─▶ rows of `drained`, `heard` and free `leases` go; the partition, its lineage and its end stay
 
 Invariants
     A partition expires after its parents: else a group that has not read these would read past them.
     A partition that a session holds and has not drained does not expire: its last messages may still be handled.
+    A lost partition keeps its rows: what is before it may be unread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.ids import Subject
 from ...protocol.routing import Partition, PartitionState
-from ..cluster.partitions import BY_ID, read_partitions
+from ..cluster.heard import lock_groups
+from ..cluster.partitions import BY_ID, is_gone, read_partitions
 from ..sql.dialect import now_ms
-from ..sql.schema import brokers, drained, groups, leases, partition_parents, partitions, subjects
+from ..sql.schema import (
+    brokers,
+    drained,
+    groups,
+    heard,
+    leases,
+    partition_parents,
+    partitions,
+    subjects,
+)
 
+ROWS_AT_ONCE = 2_000
+"""Rows of a table that one transaction deletes: a statement on PostgreSQL has 10 s, and other writers wait."""
 _parent = partitions.alias("parent")
 _kept_parent = (
     sa.select(sa.literal(1))
@@ -111,3 +127,54 @@ def mark_expired(connection: Connection, ends: Mapping[int, int]) -> Sequence[Su
         .returning(subjects.c.name)
     )
     return [Subject(name) for name in connection.execute(raised).scalars()]
+
+
+_free = sa.and_(leases.c.session.is_(None), leases.c.wanted.is_(None))
+"""A lease without a holder: no release of it is still to come."""
+_PROGRESS = ((drained, sa.true()), (heard, sa.true()), (leases, _free))
+"""The tables that have a row for each group and partition, and which of these rows may go."""
+
+
+def _of_gone(table: sa.Table, may_go: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    return (
+        sa.select(table.c.group_id, table.c.partition_id)
+        .join(groups, groups.c.group_id == table.c.group_id)
+        .join(subjects, subjects.c.subject_id == groups.c.subject_id)
+        .join(partitions, partitions.c.partition_id == table.c.partition_id)
+        .where(subjects.c.name.in_(sa.bindparam("names")), is_gone(partitions), may_go)
+        .order_by(table.c.group_id, table.c.partition_id)
+        .limit(sa.bindparam("most", type_=sa.Integer))
+    )
+
+
+_FORGETTING = tuple(
+    (
+        _of_gone(table, may_go),
+        sa.delete(table).where(
+            table.c.group_id == sa.bindparam("of_group"),
+            table.c.partition_id.in_(sa.bindparam("ids", expanding=True)),
+            may_go,
+        ),
+    )
+    for table, may_go in _PROGRESS
+)
+
+
+def forget_progress(connection: Connection, names: Sequence[Subject]) -> bool:
+    """
+    Delete what groups of these subjects had of partitions that are gone: nothing depends on it any more.
+
+    Returns:
+        Whether more is left: the caller goes on in another transaction.
+    """
+    more = False
+    for of_gone, forget in _FORGETTING:
+        ids: dict[int, list[int]] = {}
+        rows = connection.execute(of_gone, {"names": list(names), "most": ROWS_AT_ONCE}).all()
+        for group_id, partition_id in rows:
+            ids.setdefault(group_id, []).append(partition_id)
+        lock_groups(connection, ids)
+        for group_id, those in ids.items():
+            connection.execute(forget, {"of_group": group_id, "ids": those})
+        more = more or len(rows) == ROWS_AT_ONCE
+    return more

@@ -13,8 +13,7 @@
 
 Invariants
     Ids of subjects, partitions, operations and groups are never used twice, not even after a delete.
-    `groups.last_token` only rises, and every grant takes the next one: tokens rise for each partition, and
-    no two grants of a group share one.
+    `groups.last_token` only rises, and every grant takes the next one: no two grants of a group share one.
     `expires_at` is the database's time in milliseconds, and is compared with nothing else.
 """
 
@@ -282,7 +281,7 @@ partition_parents = Table(
     "partition_parents",
     metadata,
     Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True),
-    Column("parent_id", ForeignKey(partitions.c.partition_id), primary_key=True),
+    Column("parent_id", ForeignKey(partitions.c.partition_id), primary_key=True, index=True),
 )
 
 operations = Table(
@@ -314,7 +313,7 @@ steps = Table(
     "steps",
     metadata,
     Column("operation_id", ForeignKey(operations.c.operation_id), primary_key=True),
-    Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True),
+    Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True, index=True),
     Column("action", String(8), nullable=False),
     Column("done", Boolean, nullable=False),
     Column(
@@ -431,7 +430,7 @@ leases = Table(
     "leases",
     metadata,
     Column("group_id", ForeignKey(groups.c.group_id), primary_key=True),
-    Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True),
+    Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True, index=True),
     Column("token", BigInteger, nullable=False),
     Column("session", String(64), comment="who holds it; none: free"),
     Column("wanted", String(64), comment="who shall hold it, as soon as it is free"),
@@ -443,7 +442,7 @@ drained = Table(
     "drained",
     metadata,
     Column("group_id", ForeignKey(groups.c.group_id), primary_key=True),
-    Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True),
+    Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True, index=True),
     Column(
         "parked",
         Boolean,
@@ -458,14 +457,14 @@ heard = Table(
     metadata,
     # No foreign key: an operation must not wait for a lock of the group's row.
     Column("group_id", BigId, primary_key=True, autoincrement=False),
-    Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True),
+    Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True, index=True),
 )
 
 starts = Table(
     "starts",
     metadata,
     Column("group_id", ForeignKey(groups.c.group_id), primary_key=True),
-    Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True),
+    Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True, index=True),
     Column("cursor", BigInteger, nullable=False),
     Column("token", BigInteger, nullable=False),
     comment="where new groups begin, until the broker has stored it",
@@ -517,6 +516,7 @@ deletions = Table(
         "group_id", BigId, primary_key=True, autoincrement=False, comment="0: the whole subject"
     ),
     Column("subject", String(200), nullable=False),
+    Index(None, "subject", "group_id"),
     comment="subjects and groups that are gone: their clients must not go on with namesakes",
 )
 

@@ -201,7 +201,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/metaserver/test_metaserver_database.py": "dialect",
         "integration/metaserver/test_metaserver_group_write.py": "group_write",
         "integration/metaserver/test_metaserver_postgres.py": "postgres",
-        "integration/metaserver/test_migrations.py": "schema",
         "integration/metaserver/test_unwritable_database.py": "write_watch",
         "unit/metaserver/operations/test_idle_operations.py": "clock_restart",
         "unit/metaserver/resets/test_rows.py": "duties",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from ....protocol.control import TimeBound
 from ....protocol.errors import StorageError
@@ -201,19 +201,29 @@ class FileConsumeQueues:
         for start in range(0, len(ids), RETAIN_PARTITIONS):
             rising = []
             for partition_id in ids[start : start + RETAIN_PARTITIONS]:
-                queue = self._queues[partition_id]
+                queue = self._queues.get(partition_id)
+                if queue is None:
+                    continue  # forgotten meanwhile
                 first = self._first_behind(partition_id, queue, position)
                 if first > queue.first:
                     rising.append((partition_id, first))
             yield rising
 
-    def retain(self, position: int) -> Iterator[list[tuple[int, int]]]:
+    def retain(
+        self, position: int, *, dropped: Container[int] = ()
+    ) -> Iterator[list[tuple[int, int]]]:
         """See `ConsumeQueues.retain`."""
         ids = self.partitions()
         for start in range(0, len(ids), RETAIN_PARTITIONS):
             changed = []
             for partition_id in ids[start : start + RETAIN_PARTITIONS]:
                 queue = self._queues[partition_id]
+                # The journal must not name its blocks any more: they are removed.
+                if partition_id in dropped and queue.first == queue.next and not queue.rewrite:
+                    with self._guard:
+                        del self._queues[partition_id]
+                        self._changed.discard(partition_id)
+                    continue
                 first = self._first_behind(partition_id, queue, position)
                 if first > queue.first:
                     with self._guard:

@@ -8,7 +8,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from ....protocol.control import TimeBound
@@ -98,11 +98,16 @@ class ConsumeQueues(Protocol):
         """
         ...
 
-    def retain(self, position: int) -> Iterator[list[tuple[int, int]]]:
+    def retain(
+        self, position: int, *, dropped: Container[int] = ()
+    ) -> Iterator[list[tuple[int, int]]]:
         """
         Forget batches below this log position.  The thread that dispatches must make every step.
 
         Each step takes some partitions, and yields (partition id, new first offset) of those that have lost batches.
+
+        Args:
+            dropped: partitions that are hosted no more; those without batches since an earlier call lose their bounds.
         """
         ...
 

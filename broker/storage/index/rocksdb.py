@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 
 from rocksdict import WriteBatch
@@ -234,9 +234,13 @@ class RocksConsumeQueues:
                 behind, start = self._behind(start, position)
             yield [(partition_id, kept) for partition_id, first, kept, _ in behind if kept > first]
 
-    def retain(self, position: int) -> Iterator[list[tuple[int, int]]]:
+    def retain(
+        self, position: int, *, dropped: Container[int] = ()
+    ) -> Iterator[list[tuple[int, int]]]:
         """See `ConsumeQueues.retain`."""
         self._write_waiting()
+        if dropped:
+            yield from self._forget_bounds(dropped)
         start: int | None = 0
         while start is not None:
             with library_errors():
@@ -247,6 +251,23 @@ class RocksConsumeQueues:
                     self._tables.put_first(batch, partition_id, kept, kept_position)
                 self._tables.write(batch)
             yield [(partition_id, kept) for partition_id, first, kept, _ in behind if kept > first]
+
+    def _forget_bounds(self, dropped: Container[int]) -> Iterator[list[tuple[int, int]]]:
+        """Delete the bounds of those partitions that have no units."""
+        start: int | None = 0
+        while start is not None:
+            with library_errors():
+                batch = WriteBatch(raw_mode=True)
+                rows, start = self._tables.all_bounds(start), None
+                for looked_at, (partition_id, first, _, end) in enumerate(rows):
+                    if looked_at == RETAIN_PARTITIONS:
+                        start = partition_id
+                        break
+                    if first == end.next_offset and partition_id in dropped:
+                        self._tables.delete_bounds(batch, partition_id)
+                        self._ends.pop(partition_id, None)
+                self._tables.write(batch)
+            yield []
 
     def _behind(
         self, start: int, position: int

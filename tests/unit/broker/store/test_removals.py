@@ -230,6 +230,22 @@ async def test_segments_go_at_any_age_when_all_their_messages_are_of_dropped_par
     assert shed.store.state.partition(2).next_offset == 40
 
 
+async def test_index_forgets_dropped_partitions_when_their_segments_are_gone(shed: Shed):
+    """Subjects that come and go for years leave nothing in the index; a kill brings back what the next check takes."""
+    cleaning = shed.cleaning()
+    for number in range(3, 13):
+        if number == 11:
+            shed.kill()
+            cleaning = shed.cleaning()
+        await shed.desk.host(number)
+        await shed.fill(number, batches=60)
+        await shed.drop(number)
+        assert await cleaning.check() > 0
+        assert (
+            len(shed.store.queues.partitions()) <= 2
+        )  # the last two still have, or had until now, messages
+
+
 async def test_segments_that_a_crash_left_go_at_the_next_start(shed: Shed):
     await shed.fill(1, batches=100)
     await shed.drop(1)

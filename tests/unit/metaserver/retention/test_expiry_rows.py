@@ -6,13 +6,18 @@ import sqlalchemy as sa
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.queues import read_queues
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
-from keylane.metaserver.groups.lease_rows import note_drained, read_grants
+from keylane.metaserver.groups.lease_rows import note_drained, read_grants, release_leases
 from keylane.metaserver.groups.sessions import join_group, leave_group
 from keylane.metaserver.operations.begin import begin_operations
 from keylane.metaserver.operations.journal import claim_operation, finish_round
-from keylane.metaserver.retention.expiry_rows import expiry_candidates, mark_expired
-from keylane.metaserver.sql.schema import partitions
-from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
+from keylane.metaserver.retention import expiry_rows
+from keylane.metaserver.retention.expiry_rows import (
+    expiry_candidates,
+    forget_progress,
+    mark_expired,
+)
+from keylane.metaserver.sql.schema import drained, heard, leases, partitions
+from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join, ReleaseGrant
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import PartitionState
 from support.sql.rows import Rows
@@ -61,6 +66,14 @@ class ExpiryRows(Rows):
         ask = Join(subject="s", group="g", session=A, ttl_ms=TTL_MS)
         self.run(join_group, ask, sessions_max=9)
         return self.granted()
+
+    def kept(self) -> dict[str, list[int]]:
+        """The partitions of which a group has rows, by table."""
+        with self.engine.begin() as connection:
+            return {
+                table.name: sorted(connection.scalars(sa.select(table.c.partition_id)))
+                for table in (drained, heard, leases)
+            }
 
     def granted(self) -> list[int]:
         self.run(settle_group, 1)
@@ -128,3 +141,47 @@ def test_partition_does_not_expire_when_its_facts_have_changed(rows: ExpiryRows)
         lambda connection: connection.execute(sa.select(partitions.c.state)).scalars().all()
     )
     assert states == [PartitionState.SEALED, PartitionState.SEALED, PartitionState.OPEN]
+
+
+def test_progress_is_forgotten_when_its_partition_is_gone(rows: ExpiryRows):
+    """A subject that is resized for years has rows of groups for what it has now, and its groups go on as before."""
+    assert rows.join() == [1]
+    rows.run(note_drained, A, [1])
+    assert rows.granted() == [2]
+    rows.run(release_leases, [ReleaseGrant(session=A, partition_id=1, token=1)])
+    assert rows.kept() == {"drained": [1], "heard": [1, 2, 3], "leases": [1, 2]}
+    rows.run(mark_expired, {1: 10})
+    assert not rows.run(forget_progress, ["s"])
+    assert rows.kept() == {"drained": [], "heard": [2, 3], "leases": [2]}
+    assert rows.granted() == [2]
+    rows.run(note_drained, A, [2])
+    assert rows.granted() == [3]
+
+
+def test_lease_of_a_gone_partition_stays_until_it_is_released(rows: ExpiryRows):
+    """Its session releases it by the token of the row; the row goes when the next partition expires."""
+    rows.join()
+    rows.run(note_drained, A, [1])
+    rows.run(mark_expired, {1: 10})
+    rows.run(forget_progress, ["s"])
+    assert rows.kept() == {"drained": [], "heard": [2, 3], "leases": [1]}
+    assert rows.granted() == [2]
+    rows.run(leave_group, A)
+    rows.run(settle_group, 1)
+    rows.run(mark_expired, {2: 0})
+    rows.run(forget_progress, ["s"])
+    assert rows.kept() == {"drained": [], "heard": [3], "leases": []}
+
+
+def test_progress_is_forgotten_in_portions(rows: ExpiryRows, monkeypatch: pytest.MonkeyPatch):
+    """A database of years has millions of such rows: each transaction deletes some of them."""
+    monkeypatch.setattr(expiry_rows, "ROWS_AT_ONCE", 2)
+    rows.join()
+    rows.run(leave_group, A)
+    rows.run(mark_expired, {1: 10})
+    rows.run(mark_expired, {2: 0})
+    other = [{"group_id": 1, "partition_id": number} for number in (1, 2)]
+    rows.run(lambda connection: connection.execute(sa.insert(drained), other))
+    assert rows.run(forget_progress, ["s"])
+    assert not rows.run(forget_progress, ["s"])
+    assert rows.kept()["drained"] == []

@@ -210,6 +210,32 @@ def test_partition_whose_batches_are_all_gone_goes_on(reopen):
     assert queues.by_time(1, 10, UPPER).base_offset == 5
 
 
+@pytest.mark.parametrize("batches", [1, 300])
+def test_dropped_partition_is_forgotten_when_its_batches_are_gone(reopen, batches):
+    """Subjects that come and go leave nothing behind; other partitions keep their numbers, also without batches."""
+    queues, end = reopen(), 300 * batches
+    for n in range(batches):
+        queues.dispatch(
+            [(number, Unit(n, 1, 300 * n + 100 * (number - 1), 100, n)) for number in (1, 2, 3)]
+        )
+    assert list(queues.retain(150, dropped={1, 3}))
+    assert queues.partitions() == [1, 2, 3]
+    list(queues.retain(end, dropped={1, 3}))
+    queues.checkpoint(end)
+    list(queues.retain(end, dropped={1, 3}))
+    assert queues.partitions() == [2]
+    assert queues.bounds(1) is None
+    assert queues.bounds(2) == (batches, batches)
+    queues.checkpoint(end + 1)
+    queues.close()
+    queues = reopen()
+    assert queues.recover(end + 1, first_position=end) == end + 1
+    list(queues.retain(end, dropped={1, 3}))
+    assert queues.partitions() == [2]
+    queues.dispatch([(2, Unit(batches, 1, end + 1, 100, 500))])
+    assert queues.bounds(2) == (batches, batches + 1)
+
+
 def test_batches_are_retained_when_the_log_was_cut_below_what_retention_had_removed(reopen):
     queues, model = reopen(), ListIndex()
     queues.dispatch(
