@@ -28,6 +28,7 @@ from ...protocol.limits import MESSAGE_BYTES_MAX
 from ...protocol.record import HEADER_BYTES
 from ..partition.appends import Duplicate
 from ..partition.facts import check_facts
+from ..partition.first_times import first_time_ms
 from ..partition.partition import Group, HostedPartition, stored_facts
 from ..partition.records import CursorBody, FenceBody, encode_body
 from ..partition.state import BrokerState
@@ -216,9 +217,10 @@ class Store:
         if header.compression and not unpacks:
             check_unpacks(record, header)
         base_offset = partition.next_offset
-        undo = partition.apply_append(
-            header, base_offset=base_offset, appended_at_ms=self._clock.wall_ns() // 1_000_000
-        )
+        at_ms = self._clock.wall_ns() // 1_000_000
+        if not base_offset and (parents := partition.facts.partition.parents):
+            at_ms = first_time_ms(map(self.state.partitions.look, parents), at_ms)
+        undo = partition.apply_append(header, base_offset=base_offset, appended_at_ms=at_ms)
         entry = Entry(
             record,
             partition_id=partition_id,
