@@ -45,7 +45,6 @@ from .bounds import bounds_of
 from .partition.damage import damage_of
 from .partition.partition import HostedPartition
 from .standing import Standing, check_standing
-from .store.first_times import begin_times
 from .store.known_groups import know_groups
 from .store.removals import drop_partition, forget_group
 from .store.set_cursor import set_cursor
@@ -121,9 +120,7 @@ class BrokerControl:
         partition, durable = self._store.host(body)
         partition.check_unused()
         if body.times_from_ms:
-            durable = begin_times(
-                self._store, partition, body.times_from_ms, now_ms=self._clock.wall_ms()
-            )
+            durable = self._store.begin_times(partition, body.times_from_ms)
         if body.groups is not None:
             durable = know_groups(
                 self._store, partition, body.groups, complete=True, tokens_above=body.tokens_above

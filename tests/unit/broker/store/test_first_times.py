@@ -7,10 +7,10 @@ import logging
 import pytest
 
 from keylane.broker.control import BrokerControl
-from keylane.broker.partition.first_times import AHEAD_MS_MAX
 from keylane.broker.partition.image import image_of
+from keylane.broker.partition.state import AHEAD_MS_MAX
 from keylane.broker.storage.log.headers import segment_headers
-from keylane.broker.store.first_times import HELD_MS_MIN, begin_times
+from keylane.broker.store.store import HELD_MS_MIN
 from keylane.protocol.control import HostPartition
 from keylane.protocol.errors import KeylaneError, PartitionInUseError
 from keylane.protocol.record import HEADER_BYTES, Kind
@@ -142,7 +142,7 @@ async def test_times_begin_with_the_calendar_when_the_record_is_not_written():
     now_ms = desk.clock.wall_ms()
     disk.room = 0
     with pytest.raises(KeylaneError) as raised:
-        await begin_times(desk.store, partition, now_ms + 1_000, now_ms=now_ms)
+        await desk.store.begin_times(partition, now_ms + 1_000)
     assert not isinstance(raised.value, PartitionInUseError)
     assert partition.appended_at_ms == 0
 
