@@ -1,4 +1,4 @@
-"""How far retention believes the calendar: one that is set forward at once makes nothing old before HOLD_MS have passed.  Pure.
+"""How far retention believes the calendar: one that is set forward at once makes nothing old before HOLD_MS have passed.
 
     calendar agrees with the boot clock, is set back, or is set forward a little    believed
     set forward by more than FORWARD_MS between two looks                           the calendar of before goes on, held
