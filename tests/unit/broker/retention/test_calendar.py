@@ -9,7 +9,7 @@ YEAR_MS = 365 * 24 * 3_600_000
 
 
 def test_calendar_is_believed_while_it_agrees_with_the_boot_clock():
-    """However long nobody looked, and also where it is set a little, or back."""
+    """However long no check looked, and also where it is set a little, or back."""
     clock = ManualClock()
     calendar = Calendar(clock)
     for forward_ms in (0, FORWARD_MS, -YEAR_MS):
