@@ -143,7 +143,9 @@ async def test_messages_reach_their_age_when_the_calendar_was_set_back_for_a_whi
     assert await house.cleaning.check() >= 1
 
 
-async def test_nothing_is_removed_when_the_calendar_was_set_a_year_forward_for_a_while(caplog):
+async def test_retention_removes_no_message_when_the_calendar_was_set_a_year_forward_for_a_while(
+    caplog,
+):
     """What was not old before stays; a year later by the calendar everything was removed within ten seconds."""
     house = RetainingBroker()
     await house.fill(batches=60)
