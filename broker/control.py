@@ -119,6 +119,8 @@ class BrokerControl:
         await check_standing(self._standing)
         partition, durable = self._store.host(body)
         partition.check_unused()
+        if body.times_from_ms:
+            durable = self._store.begin_times(partition, body.times_from_ms)
         if body.groups is not None:
             durable = know_groups(
                 self._store, partition, body.groups, complete=True, tokens_above=body.tokens_above
@@ -201,7 +203,8 @@ class BrokerControl:
             self._store.state.partition(partition_id).check_empty()
         partition, durable = self._store.seal(partition_id)
         await durable
-        return partition.status(now_ms=self._clock.boot_ms())
+        ended_ms = max(partition.appended_at_ms, self._clock.wall_ms())
+        return replace(partition.status(now_ms=self._clock.boot_ms()), ended_at_ms=ended_ms)
 
     async def cursor(self, body: SetCursor, params: Params) -> PartitionStatus:
         """Set a group's cursor under a new token, durably; the answer has that group only."""

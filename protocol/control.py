@@ -442,6 +442,9 @@ class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The subject's limit of one message, if it is lower than MESSAGE_BYTES_MAX; 0: it is not."""
     hidden: str = ""
     """The hidden subject that the partition was made for.  A lost database: it was published if its parents are sealed."""
+    times_from_ms: Count = 0
+    """No message of the partition gets an earlier time: where those end that it continues on other brokers, as
+    `PartitionStatus.ended_at_ms`.  Told with a repeat, once they are sealed; no fact of the partition.  0: not said."""
 
 
 def hosted_limit(message_bytes_max: int) -> int:
@@ -482,6 +485,8 @@ class PartitionStatus(Struct, frozen=True, kw_only=True):
     """The highest token of deleted groups that the partition refuses."""
     holds: tuple[HoldView, ...] = ()
     """What jobs hold against retention; left out of a page of partitions."""
+    ended_at_ms: int = 0
+    """In the answer to a seal: no message has a later time by now, in milliseconds since 1970; 0: not said."""
 
 
 class TimeBound(enum.StrEnum):

@@ -10,7 +10,7 @@ import math
 import ssl
 from collections.abc import Container, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec

@@ -243,7 +243,7 @@ class HostedPartition:
         self.next_offset = 0
         self.readable_offset = 0
         self.appended_at_ms = 0
-        """Time of the newest batch.  Times never fall within a partition."""
+        """Time of the newest batch, or where times begin.  Times never fall within a partition."""
         self.sealed = False
         """The partition takes no more appends; set when the seal is decided."""
         self.ended = False
@@ -573,11 +573,13 @@ def _end_of(end: int) -> int:
 
 
 def stored_facts(facts: HostPartition) -> HostPartition:
-    """The facts that a broker stores: without address, state, logic start and groups, which change or are unknown."""
+    """The facts that a broker stores: without address, state, logic start, groups and times, which change or are unknown."""
     partition = msgspec.structs.replace(
         facts.partition, address=None, state=PartitionState.OPEN, logic_start=0
     )
-    return msgspec.structs.replace(facts, partition=partition, groups=None, tokens_above=0)
+    return msgspec.structs.replace(
+        facts, partition=partition, groups=None, tokens_above=0, times_from_ms=0
+    )
 
 
 def _same_facts(facts: HostPartition, other: HostPartition) -> bool:

@@ -19,6 +19,8 @@ from .partition import HostedPartition
 from .records import DroppedBody
 from .table import PartitionTable
 
+AHEAD_MS_MAX = 24 * 3_600_000
+"""How far ahead of the calendar a partition may begin: more than a wrong time zone is, and over within a day."""
 PROBLEMS_MAX = 100
 MORE = "there are more problems: stop the broker, then `keylane broker verify` lists them"
 
@@ -122,7 +124,18 @@ class BrokerState:
         self.partitions.add(partition)
         return partition
 
+    def first_time_ms(self, partition: HostedPartition, now_ms: int) -> int:
+        """The time of a partition's first message: the calendar, or where those end that it continues, as far as they are here."""
+        parents = map(self.partitions.look, partition.facts.partition.parents)
+        ended = [parent.appended_at_ms for parent in parents if parent is not None]
+        return max([now_ms, *(at_ms for at_ms in ended if counts_as_end(at_ms, now_ms))])
+
     def unhost(self, partition_id: int) -> None:
         """Remove a new partition whose record could not be written."""
         self.hosting.discard(partition_id)
         self.partitions.remove(partition_id)
+
+
+def counts_as_end(at_ms: int, now_ms: int) -> bool:
+    """Whether a partition begins no earlier than one that it continues, which ended then; `now_ms` is its broker's calendar."""
+    return at_ms <= now_ms + AHEAD_MS_MAX

@@ -12,6 +12,7 @@ Invariants
     rows of a hidden subject so stay until it is published.
     Messages that a job holds stay, whatever the subject's retention.
     Segments are removed only when a metaserver has accepted a report of this opening and does not refuse the folder.
+    A calendar that is set forward at once makes nothing old for a day: `calendar.py`.
     The index forgets last.  After a crash in between, a start corrects it by the beginning of the log.
     After partitions were dropped, the oldest segments without a message of a hosted partition go at any age.
     The loop never keeps the event loop for long; blocking work is done in slices between commits.
@@ -39,6 +40,7 @@ from ..storage.log.headers import segment_headers
 from ..storage.reserve import Reserve
 from ..store.group_commit import RunBlocking
 from ..store.store import Store
+from .calendar import Calendar
 from .policy import (
     DiskUse,
     Limits,
@@ -84,6 +86,7 @@ class Cleaning:
         self._reserve = Reserve(files)
         self._forgotten = store.log.first_position
         """The log position up to which the index has forgotten the log."""
+        self._calendar = Calendar(clock)
         self.adopt(settings)
         self._dropped_version = -1 if store.state.dropped else 0
         """The version of the dropped partitions for which `_vacant` was found."""
@@ -107,7 +110,8 @@ class Cleaning:
         """Partitions of which jobs hold messages that no group needs, as the present check has found them."""
 
     def adopt(self, settings: BrokerSettings) -> None:
-        """Remove messages by the limits of these settings from now on."""
+        """Remove messages by the limits of these settings from now on, and take the calendar for right as it is."""
+        self._calendar.believe()
         self._limits = Limits(
             retention_ms=settings.retention_ms, retention_bytes=settings.retention_bytes
         )
@@ -160,9 +164,11 @@ class Cleaning:
         if self._store.log.leaving:
             await self._run_commit(self._store.log.finish_drop)
         end = self._store.log.end
-        wanted = wanted_position(
-            segments, self._limits, disk, end=end, now_ms=self._clock.wall_ms()
-        )
+        held = self._calendar.problem
+        now_ms = self._calendar.now_ms()
+        if not held and self._calendar.problem:
+            log.warning("retention: %s", self._calendar.problem)
+        wanted = wanted_position(segments, self._limits, disk, end=end, now_ms=now_ms)
         await self._run_read(self._reserve.keep)
         await self._look_for_vacant(end)
         wanted = max(
@@ -175,6 +181,7 @@ class Cleaning:
             gone = await self._remove(segments, wanted, disk)
         else:
             self.problem, self.untold = "", ()
+        self.problem = self.problem or self._calendar.problem
         if self._forgotten < self._store.log.first_position:
             await self._forget()
         return gone

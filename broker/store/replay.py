@@ -22,6 +22,9 @@ Invariants
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from ...protocol.control import HostPartition
 from ...protocol.errors import CorruptLogError, DataFolderError, KeylaneError
 from ...protocol.limits import PRODUCERS_PER_PARTITION_MAX
 from ...protocol.record import Header, Kind
@@ -128,11 +131,15 @@ class Replay:
                 self._count_producers(header, part, len(restored.producers))
                 return
             facts = decode_body(header, body)
+            assert isinstance(facts, HostPartition)
             if known is None:
-                self._state.host(facts)  # type: ignore[arg-type]
+                known = self._state.host(replace(facts, times_from_ms=0))
                 self._state.orphans.pop(header.partition_id, None)
             else:
-                known.check_same_facts(facts)  # type: ignore[arg-type]
+                known.check_same_facts(facts)
+            if facts.times_from_ms > known.appended_at_ms:
+                self._state.touch(known)
+                known.appended_at_ms = facts.times_from_ms
         except KeylaneError as error:
             self._misfit(header, error.message)
 

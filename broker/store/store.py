@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from copy import copy
 from functools import partial
+
+from msgspec.structs import replace
 
 from ...protocol.batch import check_batch, check_lengths, check_unpacks
 from ...protocol.clock import Clock
@@ -30,7 +33,7 @@ from ..partition.appends import Duplicate
 from ..partition.facts import check_facts
 from ..partition.partition import Group, HostedPartition, stored_facts
 from ..partition.records import CursorBody, FenceBody, encode_body
-from ..partition.state import BrokerState
+from ..partition.state import BrokerState, counts_as_end
 from ..settings import BrokerSettings
 from ..storage.append_file import Buffer
 from ..storage.files import Files
@@ -51,6 +54,10 @@ from .snapshotter import Snapshotter
 from .tail_cache import TailCache
 from .traffic import Traffic
 
+log = logging.getLogger("keylane.broker")
+
+HELD_MS_MIN = 60_000
+"""A partition whose times are held for longer is told of in the log."""
 OWN_RECORD_BYTES = 4096
 """Room that is required for a fence, a seal or a partition before its record is made."""
 DURABLE = "fsync"
@@ -216,9 +223,9 @@ class Store:
         if header.compression and not unpacks:
             check_unpacks(record, header)
         base_offset = partition.next_offset
-        undo = partition.apply_append(
-            header, base_offset=base_offset, appended_at_ms=self._clock.wall_ns() // 1_000_000
-        )
+        now_ms = self._clock.wall_ns() // 1_000_000
+        at_ms = now_ms if base_offset else self.state.first_time_ms(partition, now_ms)
+        undo = partition.apply_append(header, base_offset=base_offset, appended_at_ms=at_ms)
         entry = Entry(
             record,
             partition_id=partition_id,
@@ -281,6 +288,44 @@ class Store:
             undo=partial(self.state.unhost, partition_id),
         )
         return partition, self.commit.submit(entry)
+
+    def begin_times(self, partition: HostedPartition, from_ms: int) -> asyncio.Future[None]:
+        """
+        Let no message of an unused partition have a time before `from_ms`; a repeat changes nothing.
+
+        The partition goes on behind others, which ended then by the calendars of other brokers (milliseconds since 1970).
+        What is too far ahead of this broker's calendar counts for nothing, and the log says so.
+
+        Raises:
+            OverloadedError, BrokerReadOnlyError
+        """
+        before = partition.appended_at_ms
+        ahead_ms = from_ms - self._clock.wall_ms()
+        number, subject = partition.partition_id, partition.facts.subject
+        if from_ms > before and not counts_as_end(from_ms, from_ms - ahead_ms):
+            log.warning(
+                "partition %d of %s begins with this broker's calendar: the one of what it continues was %d s ahead of it, "
+                "so reads of a range of times may pass over messages between the two",
+                number, subject, ahead_ms // 1_000,
+            )  # fmt: skip
+            return self.commit.flushed()
+        if from_ms <= before:
+            return self.commit.flushed()
+        self.commit.check_room(OWN_RECORD_BYTES, own=True)
+        if ahead_ms > HELD_MS_MIN:
+            log.warning(
+                "messages of partition %d of %s have one time for %d s, that of what it continues: "
+                "this broker's calendar is behind; `keylane cluster check` compares the calendars",
+                number, subject, ahead_ms // 1_000,
+            )  # fmt: skip
+        self.state.touch(partition)
+        partition.appended_at_ms = from_ms
+        entry = Entry(
+            encode_body(number, replace(partition.facts, times_from_ms=from_ms)),
+            partition_id=number,
+            undo=partial(setattr, partition, "appended_at_ms", before),
+        )
+        return self.commit.submit(entry)
 
     def seal(self, partition_id: int) -> tuple[HostedPartition, asyncio.Future[None]]:
         """

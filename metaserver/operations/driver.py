@@ -8,7 +8,7 @@ Invariants
     Every step may be repeated, also by two metaservers at once: brokers and SQL change nothing the second time.
     Correctness does not rest on the driver's lease.  The lease saves two drivers from doing the same work.
     No parent is sealed before every child is hosted and every parent's broker says that it can seal.
-    So writes stop for one seal and one transaction.
+    So writes stop for one seal and one transaction, and for one call to brokers of children elsewhere: `first_times.py`.
     A child opens after its broker has stored every consumer group of the subject.
 """
 
@@ -19,6 +19,8 @@ import enum
 import logging
 import random
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -49,6 +51,7 @@ from ..groups.service import GroupService
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from .begin import begin_operations, plan_operations
+from .first_times import first_times, tell_first_times
 from .journal import (
     Operation,
     cancel_operation,
@@ -118,7 +121,7 @@ class OperationDriver:
     Args:
         driver: the id of this process; no other metaserver ever uses it.
         after_step: called with the name of each step that is done: planned, hosted, sealing (a broker has sealed, SQL
-            does not know it yet), sealed (the operation waits in OPEN), telling (a broker has stored new groups, SQL does
+            does not know it yet), untold (a child begins by its own calendar), sealed (the operation waits in OPEN), telling (a broker has stored new groups, SQL does
             not know it yet), opened.
     """
 
@@ -338,9 +341,14 @@ class OperationDriver:
             The steps that are done: partition id → end offset of a sealed partition, None of a hosted partition.
             The first problem, "" without problems.
         """
+        ended_ms: dict[int, int] = {}
         asked = await asyncio.gather(
-            *(self._ask(operation, partition) for partition in operation.todo)
+            *(self._ask(operation, partition, ended_ms) for partition in operation.todo)
         )
+        told = first_times(operation.opening, operation.todo, ended_ms)
+        tell = partial(self._tell_first_time, operation)
+        if not await tell_first_times(told, tell, lambda: WAITS.pauses(self._rng)):
+            self._after_step("untold")
         done = dict(answer for answer in asked if not isinstance(answer, str))
         problems = [answer for answer in asked if isinstance(answer, str)]
         asks = RULES[operation.state].asks
@@ -355,9 +363,14 @@ class OperationDriver:
         return done, next(filter(None, problems), "")
 
     async def _ask(
-        self, operation: Operation, partition: Partition
+        self, operation: Operation, partition: Partition, ended_ms: dict[int, int]
     ) -> tuple[int, int | None] | str:
-        """Ask a broker to host or seal a partition; returns the id and the end offset, or the problem."""
+        """
+        Ask a broker to host or seal a partition; returns the id and the end offset, or the problem.
+
+        Args:
+            ended_ms: gets the time at which a sealed partition ends, by id.
+        """
         if partition.address is None:
             return broker_silent(operation.state, partition.broker_group)
         rule = RULES[operation.state]
@@ -367,6 +380,7 @@ class OperationDriver:
             try:
                 if rule.asks is Ask.SEAL:
                     status = await broker.seal(partition.partition_id, empty=canceled)
+                    ended_ms[partition.partition_id] = status.ended_at_ms
                     return partition.partition_id, status.next_offset
                 if operation.publishes:  # a broker hosts no partition anew that has messages
                     await broker.know_groups(
@@ -378,20 +392,11 @@ class OperationDriver:
                         ),
                     )
                     return partition.partition_id, None
-                facts = replace(partition, state=PartitionState.OPEN)
-                await broker.host_partition(
-                    HostPartition(
-                        subject=operation.subject,
-                        partition=facts,
-                        order_strategy=operation.order_strategy,
-                        partitions_wanted=operation.partitions_wanted,
-                        retention=operation.retention,
-                        static=operation.static,
-                        groups=tuple(name for _, name in operation.groups),
-                        tokens_above=operation.tokens_above,
-                        message_bytes_max=hosted_limit(operation.message_bytes_max),
-                    )
+                groups = tuple(name for _, name in operation.groups)
+                facts = _facts(
+                    operation, partition, groups=groups, tokens_above=operation.tokens_above
                 )
+                await broker.host_partition(facts)
             except KeylaneError as error:
                 absent = isinstance(error, PartitionUnknownError | PartitionInUseError)
                 if canceled and absent:
@@ -401,6 +406,16 @@ class OperationDriver:
                     return f"partition {partition.partition_id} is not known to {partition.broker_group!r}"
                 return f"partition {partition.partition_id} on {partition.broker_group!r}: {error.message}"
         return partition.partition_id, None
+
+    async def _tell_first_time(
+        self, operation: Operation, child: Partition, times_from_ms: int
+    ) -> None:
+        """Tell the broker of a child from when on it has its times.  Raises KeylaneError."""
+        assert child.address is not None
+        broker = BrokerClient(self._network, child.address, timeout_ms=CALL_TIMEOUT_MS)
+        async with self._brokers_limit:
+            facts = _facts(operation, child, times_from_ms=times_from_ms)
+            await broker.host_partition(facts)
 
     async def _refusal(self, parent: Partition) -> str:
         """The reason why the broker of a parent cannot seal the parent, "" if it can.  Changes nothing at the broker."""
@@ -425,3 +440,17 @@ class OperationDriver:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _facts(operation: Operation, child: Partition, **told: Any) -> HostPartition:
+    """What the broker of a child keeps, and other fields that it is told."""
+    return HostPartition(
+        subject=operation.subject,
+        partition=replace(child, state=PartitionState.OPEN),
+        order_strategy=operation.order_strategy,
+        partitions_wanted=operation.partitions_wanted,
+        retention=operation.retention,
+        static=operation.static,
+        message_bytes_max=hosted_limit(operation.message_bytes_max),
+        **told,
+    )

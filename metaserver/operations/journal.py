@@ -75,6 +75,8 @@ class Operation:
     """The partitions whose brokers have something to do in this state; address None: the broker is silent."""
     sources: tuple[Partition, ...] = ()
     """The parents whose brokers are asked, before any parent is sealed, whether they can seal them."""
+    opening: tuple[Partition, ...] = ()
+    """While the parents are sealed: the children, which are hosted, but no hidden ones, which have messages already."""
     openings: Mapping[int, str] = field(default_factory=dict)
     """By id of each partition in `todo`: the opening of the data folder whose broker is asked."""
     groups: tuple[tuple[int, str], ...] = ()
@@ -132,7 +134,7 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
     """Return an operation with the steps that are not done."""
     row = connection.execute(_operation, {"of_operation": operation_id}).one()
     state = OperationState(row.state)
-    pending, known = _pending(connection, row)
+    pending, known, opening = _pending(connection, row)
     asked = {step.partition_id for step in to_ask(state, pending)}
     checked = set(parents_to_check(state, pending))
     return Operation(
@@ -147,6 +149,7 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
         pending=pending,
         todo=tuple(partition for partition in known if partition.partition_id in asked),
         sources=tuple(partition for partition in known if partition.partition_id in checked),
+        opening=opening,
         openings=read_openings(connection, asked),
         groups=_named_groups(connection, row.subject_id),
         tokens_above=row.tokens_above,
@@ -164,8 +167,8 @@ _steps = sa.select(steps).where(steps.c.operation_id == sa.bindparam("of_operati
 
 def _pending(
     connection: Connection, row: sa.Row[Any]
-) -> tuple[tuple[Pending, ...], tuple[Partition, ...]]:
-    """Return the steps of an operation that are not done, and their partitions; both ordered by partition id."""
+) -> tuple[tuple[Pending, ...], tuple[Partition, ...], tuple[Partition, ...]]:
+    """Return the steps that are not done, their partitions, and `Operation.opening`; each ordered by partition id."""
     rows = connection.execute(_steps, {"of_operation": row.operation_id}).all()
     left = {step.partition_id: step for step in rows if not step.done}
     asks = {key: ASK_OF_STEP[StepAction(step.action)] for key, step in left.items()}
@@ -175,7 +178,12 @@ def _pending(
         for partition_id in unheard_children(connection, row.subject_id, list(children)):
             left[partition_id] = children[partition_id]
             asks[partition_id] = Ask.TELL
-    known = read_partitions(connection, HOSTED_BY_ID, ids=list(left)) if left else ()
+    opens: set[int] = set()
+    if row.state == OperationState.SEAL and row.kind != OperationKind.PUBLISH:
+        opens = {step.partition_id for step in rows if step.action == StepAction.HOST}
+    read = read_partitions(connection, HOSTED_BY_ID, ids=sorted(opens.union(left))) if left else ()
+    known = tuple(partition for partition in read if partition.partition_id in left)
+    opening = tuple(partition for partition in read if partition.partition_id in opens)
     reorders = _may_reorder(row)
     pending = tuple(
         Pending(
@@ -188,7 +196,7 @@ def _pending(
         )
         for partition in known
     )
-    return pending, known
+    return pending, known, opening
 
 
 def _seals_hidden(row: sa.Row[Any], rows: Sequence[sa.Row[Any]]) -> bool:

@@ -50,6 +50,7 @@ from sim.machines.threads import simulated_threads
 from sim.plans import usual_plan
 from sim.service import Idleness, Service
 from sim.swarm import Swarm, draw, has_company, has_twins, keyed_share
+from sim.times import Times
 
 DRAIN_S = 90.0
 """Virtual time that is enough, after everything is healed, to settle and handle every message."""
@@ -120,6 +121,7 @@ class World:
         self.faults = Faults(self)
         self.operator = Operator(self, self._operator_meta)
         self.copier = Copier(self)
+        self.times = Times(self)
         self.loser = Loser(self, self._operator_meta)
         if is_losing(seed):
             self.shelf.watches_losses = True
@@ -521,6 +523,7 @@ class World:
     ) -> None:
         facts = partition.facts.partition
         self.record(Ranged(partition_id, facts.range_start, facts.range_end))
+        self.times.note(store, partition_id, partition)
         first = partition.first_offset
         gone = removed.before(partition_id, first)
         if sum(type(message) is Stored for message in gone) != first:
@@ -543,6 +546,7 @@ class World:
             if not isinstance(fault, Crashed)
         ]
         problems += self.service.problems.values()
+        problems += self.times.problems()
         problems += self.idleness.problems.values()
         if drained_s < 0 and not findings.total:
             findings.note("starvation", f"not drained after {DRAIN_S} s")

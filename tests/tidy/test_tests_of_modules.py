@@ -253,9 +253,8 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "rpc": {
         "integration/clients/test_cut_off.py": "network",
-        "unit/rpc/test_control_calls.py": "metaservers",
         "unit/producer/test_identity.py": "identity",
-        "unit/rpc/test_control_calls.py": "host_names",
+        "unit/rpc/test_control_calls.py": "host_names metaservers",
     },
     "sink": {
         "integration/sink/test_effects_of_two_owners.py": "rows",

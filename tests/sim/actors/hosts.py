@@ -133,6 +133,8 @@ class MetaHost(Host):
         self.crash_after_steps: int | None = None
         self.resumes_resets = False
         """Where groups are reset under their consumers; elsewhere there is nothing to resume."""
+        self.untold = False
+        """It gave up to tell a child's broker when the parents ended."""
         self.crash_at_step = ""
         """The next step of this name is the last thing that the process does."""
 
@@ -241,6 +243,7 @@ class MetaHost(Host):
 
     def _stepped(self, step: str) -> None:
         """Note that an operation has finished a step; after some steps the process dies."""
+        self.untold |= step == "untold"
         if step == self.crash_at_step:
             self.crash_at_step = ""
             self.end(machine_down=False)

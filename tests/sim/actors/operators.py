@@ -116,6 +116,8 @@ class Operator:
         self._gap_s = rng.choice((1.0, 3.0))
         self.idle = True
         """No action that it began is under way."""
+        self.abandoned = False
+        """Children may have been opened before a parent was sealed."""
 
     async def work(self) -> None:
         """One action after the other."""
@@ -140,6 +142,7 @@ class Operator:
         broker = rng.choice(world.brokers)
         back = self._take_away(broker)
         until = world.loop.now + SILENT_S
+        self.abandoned = True
         ask = Reshape(kind=OperationKind.EVACUATE, broker_group=broker.group, without_source=True)
         while world.loop.now < until and not world.faults.healed:
             try:

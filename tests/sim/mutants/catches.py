@@ -28,6 +28,7 @@ CATCHES: dict[str, int] = {
     "children_adopt_no_retries": 2_000_000_013,
     "children_adopt_nothing": 2_000_000_006,
     "children_adopt_what_is_not_theirs": 2_000_000_006,
+    "children_begin_by_their_calendar": 8,
     "children_count_from_the_start": 2_000_000_013,
     "chunks_beside_a_failure_are_dropped": 3_000_000_006,
     "creation_opens_before_all_is_hosted": 2_000_000_004,

@@ -12,6 +12,7 @@ from keylane.metaserver.cluster import brokers as cluster_brokers
 from keylane.metaserver.groups import lease_rows
 from keylane.metaserver.groups import leases as leases_module
 from keylane.metaserver.groups import service as groups_service
+from keylane.metaserver.operations import driver as operations_driver
 from keylane.metaserver.operations import journal as operations_journal
 from keylane.metaserver.operations.driver import OperationDriver
 from keylane.metaserver.sql.dialect import now_ms
@@ -200,6 +201,11 @@ def creations_wait_for_their_brokers(patches: Patches) -> None:
     patches.set(catalogue_service, "plan_creation_anew", lambda connection, subject_id: False)
 
 
+def children_begin_by_their_calendar(patches: Patches) -> None:
+    """No broker is told when the parents of a child ended on another one."""
+    patches.set(operations_driver, "first_times", lambda children, parents, ended_ms: [])
+
+
 BREAKS: tuple[Breaks, ...] = (
     token_reused,
     granted_before_it_is_free,
@@ -219,4 +225,5 @@ BREAKS: tuple[Breaks, ...] = (
     child_opened_before_seal,
     older_copy_is_taken,
     creations_wait_for_their_brokers,
+    children_begin_by_their_calendar,
 )

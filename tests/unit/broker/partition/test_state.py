@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keylane.broker.partition.records import CursorBody, FenceBody, decode_body, encode_body
+from keylane.broker.partition.state import AHEAD_MS_MAX, BrokerState
 from keylane.protocol.record import HEADER_BYTES, Header, read_record
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
@@ -78,3 +79,23 @@ async def test_producer_silent_longest_is_forgotten(monkeypatch):
 
     assert list(desk.store.state.partition(1).producers) == [3, 1, 4]
     assert list(open_store(disk).state.partition(1).producers) == [3, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("ends", "later_ms"),
+    [
+        ((2, 3, 0), 3),
+        ((-1,), 0),
+        ((), 0),
+        ((AHEAD_MS_MAX,), AHEAD_MS_MAX),
+        ((AHEAD_MS_MAX + 1, 1), 1),
+    ],
+)
+def test_partition_begins_where_the_last_of_its_parents_ends(ends, later_ms):
+    """With the calendar, where that is past them, and behind none that ended too far ahead."""
+    now_ms = 1_700_000_000_000
+    state = BrokerState()
+    for number, end_ms in enumerate(ends, 1):
+        state.host(facts(number)).appended_at_ms = now_ms + end_ms
+    child = state.host(facts(9, parents=(1, 2, 3, 8)))
+    assert state.first_time_ms(child, now_ms) == now_ms + later_ms

@@ -52,7 +52,7 @@ def test_image_is_all_of_a_partition():
     assert now.lost == (Lost(20, 25, 777),)
 
 
-_NO_FACTS = {"subject", "partition", "groups", "tokens_above"}
+_NO_FACTS = {"subject", "partition", "groups", "tokens_above", "times_from_ms"}
 """The first two are made by the test; groups are no fact of a partition."""
 
 

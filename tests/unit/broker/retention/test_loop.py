@@ -143,6 +143,42 @@ async def test_messages_reach_their_age_when_the_calendar_was_set_back_for_a_whi
     assert await house.cleaning.check() >= 1
 
 
+async def test_retention_removes_no_message_when_the_calendar_was_set_a_year_forward_for_a_while(
+    caplog,
+):
+    """What was not old before stays; a year later by the calendar everything was removed within ten seconds."""
+    house = RetainingBroker()
+    await house.fill(batches=60)
+    first = house.store.log.first_position
+    for year_ms in (8_760 * HOUR, 0):
+        house.clock.wall_offset_ms += year_ms
+        house.clock.advance(10_000)
+        assert await house.cleaning.check() == 0
+        assert "set forward by 8760.0 hours" in house.cleaning.problem
+    assert caplog.text.count("set forward by 8760.0 hours") == 1
+    house.clock.wall_offset_ms -= 8_760 * HOUR
+    assert await house.cleaning.check() == 0
+    assert house.cleaning.problem == ""
+    assert house.store.log.first_position == first
+
+
+@pytest.mark.parametrize("word", [False, True])
+async def test_calendar_that_was_set_forward_counts_when_a_day_has_passed_or_an_operator_says_so(
+    word: bool,
+):
+    """The word is that the broker reads its settings again."""
+    house = RetainingBroker()
+    await house.fill(batches=20)
+    house.clock.wall_offset_ms += 8_760 * HOUR
+    assert await house.cleaning.check() == 0
+    if word:
+        house.cleaning.adopt(settings_of())
+    else:
+        house.clock.advance(24 * HOUR)
+    assert await house.cleaning.check() > 0
+    assert house.cleaning.problem == ""
+
+
 async def test_time_alone_counts_where_the_subject_says_so():
     """A group on such a subject is moved on to the first message that is left, durably."""
     house = RetainingBroker()

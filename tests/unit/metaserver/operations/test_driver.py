@@ -43,6 +43,7 @@ class BrokerNetwork:
         self.steps = steps
         self.unsealable = ""
         self.unknown: set[int] = set()
+        self.ended_at_ms = 0
 
     async def control(
         self, method: str, address: str, path: str, answer: type, *, body: Any = None, **_: Any
@@ -50,6 +51,9 @@ class BrokerNetwork:
         assert answer is PartitionStatus
         if method == "POST" and path == endpoints.HOST_PARTITION.path:
             call, partition_id = "host", body.partition.partition_id
+            if body.times_from_ms:
+                assert body.groups is None
+                call = f"from {body.times_from_ms} host"
         else:
             partition_id = int(path.split("/")[3])
             call = "seal" if path.endswith("/seal") else "look"
@@ -64,6 +68,7 @@ class BrokerNetwork:
             first_offset=0,
             next_offset=100,
             unsealable=self.unsealable,
+            ended_at_ms=self.ended_at_ms if call == "seal" else 0,
         )
 
 
@@ -129,6 +134,32 @@ async def test_route_changes_after_the_child_is_hosted_and_the_parent_sealed(dri
         "wake s",
     ]
     assert (await driven.view()).state is OperationState.DONE
+
+
+async def test_broker_of_the_child_is_told_when_the_parent_ended_before_the_route_changes(
+    driven: Driven,
+):
+    driven.network.ended_at_ms = 7
+    await driven.driver.begin(MOVE)
+    await driven.ended()
+    assert driven.steps[4:] == [
+        "seal 1 at g1:1",
+        "from 7 host 3 at g2:1",
+        "sealing",
+        "opened",
+        "wake s",
+    ]
+
+
+async def test_brokers_of_a_canceled_operation_are_told_no_times(driven: Driven):
+    driven.network.ended_at_ms = 7
+    driven.network.unsealable = "its disk is full"
+    begun = await driven.driver.begin(MOVE)
+    await driven.ended()
+    await driven.driver.cancel(begun.operations[0].operation_id)
+    await driven.ended()
+    assert "seal 3 at g2:1" in driven.steps
+    assert not [step for step in driven.steps if step.startswith("from")]
 
 
 async def test_no_parent_is_sealed_while_its_broker_cannot_seal(driven: Driven):

@@ -1,0 +1,58 @@
+"""How far retention believes the calendar: one that is set forward at once makes nothing old before HOLD_MS have passed.
+
+    calendar agrees with the boot clock, is set back, or is set forward a little    believed
+    set forward by more than FORWARD_MS between two looks                           the calendar of before goes on, held
+    held, and the calendar is right again, within FORWARD_MS                        believed
+    held for HOLD_MS by the boot clock, or an operator says so                      believed
+
+Where a calendar was wrong for a moment, messages that no group needs yet are still there afterwards.
+"""
+
+from __future__ import annotations
+
+from ...protocol.clock import Clock
+
+FORWARD_MS = 2 * 3_600_000
+HOLD_MS = 24 * 3_600_000
+
+
+class Calendar:
+    """The calendar that ages are judged by, from the one that was right when this was made."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._held_at_ms: int | None = None
+        """When it was set forward, by the boot clock."""
+        self.believe()
+
+    def believe(self) -> None:
+        """Take the calendar for right as it is now."""
+        self._wall_ms, self._boot_ms = self._clock.wall_ms(), self._clock.boot_ms()
+        self._held_at_ms = None
+
+    def now_ms(self) -> int:
+        """The time to judge ages by, in milliseconds since 1970; a look at the calendar, and to be taken at every check."""
+        boot_ms = self._clock.boot_ms()
+        expected_ms = self._wall_ms + boot_ms - self._boot_ms
+        if self._clock.wall_ms() <= expected_ms + FORWARD_MS:
+            self.believe()
+            return self._wall_ms
+        if self._held_at_ms is None:
+            self._held_at_ms = boot_ms
+        if boot_ms - self._held_at_ms >= HOLD_MS:
+            self.believe()
+            return self._wall_ms
+        return expected_ms
+
+    @property
+    def problem(self) -> str:
+        """Why ages are judged by another time; "" if they are not.  As the last look found it."""
+        if self._held_at_ms is None:
+            return ""
+        boot_ms = self._clock.boot_ms()
+        forward_ms = self._clock.wall_ms() - self._wall_ms - (boot_ms - self._boot_ms)
+        left_ms = max(self._held_at_ms + HOLD_MS - boot_ms, 0)
+        return (
+            f"the calendar was set forward by {forward_ms / 3_600_000:.1f} hours: for {left_ms / 3_600_000:.1f} more hours "
+            "ages are counted as if it was not; set it right, or send the broker SIGHUP if it is"
+        )

@@ -1,0 +1,53 @@
+"""The rule of times over partitions that continue one another: none has a message from before the last of its parents.
+
+So the ranges of times `[a, b)` and `[b, c)` have every message once, also when a partition is moved between two reads to
+a broker whose calendar is behind.  Where a metaserver gave up to tell a child's broker when its parents ended, or could
+not know it, the rule does not hold, and nothing is judged.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from keylane.broker.partition.partition import HostedPartition
+from keylane.broker.store.store import Store
+from keylane.protocol.batch import batch_starts
+from sim.actors.losing import is_losing
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+
+class Times:
+    """Judges the times of the partitions on the brokers' disks."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._first_ms: dict[int, int] = {}
+        self._last_ms: dict[int, int] = {}
+        self._parents: dict[int, tuple[int, ...]] = {}
+
+    def note(self, store: Store, partition_id: int, partition: HostedPartition) -> None:
+        """Note when a partition begins and ends, as it is on a disk."""
+        self._parents[partition_id] = tuple(map(int, partition.facts.partition.parents))
+        if partition.readable_offset:
+            self._last_ms[partition_id] = partition.appended_at_ms
+        if partition.readable_offset and not partition.first_offset:
+            data, _ = store._reader.read(partition_id, 0, partition.readable_offset, 1)
+            self._first_ms[partition_id] = batch_starts(data)[0][1].appended_at_ms
+
+    @property
+    def holds(self) -> bool:
+        """Whether every child's broker was told when the parents ended."""
+        world = self._world
+        left = world.operator.abandoned or is_losing(world.seed) or world.copier.exchanged
+        return not left and not any(meta.untold for meta in world.metas)
+
+    def problems(self) -> list[str]:
+        """The children that begin before their parents end."""
+        return [
+            f"partition {child} begins at {first_ms}, before {self._last_ms[parent]}, where its parent {parent} ends"
+            for child, first_ms in sorted(self._first_ms.items())
+            for parent in self._parents[child]
+            if self.holds and first_ms < self._last_ms.get(parent, 0)
+        ]

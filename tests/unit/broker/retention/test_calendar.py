@@ -1,0 +1,61 @@
+"""The calendar that retention judges ages by, where the one of the machine is set."""
+
+from __future__ import annotations
+
+from keylane.broker.retention.calendar import FORWARD_MS, HOLD_MS, Calendar
+from sim.machines.clock import ManualClock
+
+YEAR_MS = 365 * 24 * 3_600_000
+
+
+def test_calendar_is_believed_while_it_agrees_with_the_boot_clock():
+    """However long no check looked, and also where it is set a little, or back."""
+    clock = ManualClock()
+    calendar = Calendar(clock)
+    for forward_ms in (0, FORWARD_MS, -YEAR_MS):
+        clock.advance(YEAR_MS)
+        clock.wall_offset_ms += forward_ms
+        assert calendar.now_ms() == clock.wall_ms()
+        assert calendar.problem == ""
+
+
+def test_calendar_of_before_goes_on_when_it_is_set_forward():
+    clock = ManualClock()
+    calendar = Calendar(clock)
+    clock.wall_offset_ms += FORWARD_MS + 1
+    clock.advance(10_000)
+    assert calendar.now_ms() == clock.wall_ms() - FORWARD_MS - 1
+    assert "set forward by 2.0 hours: for 24.0 more hours" in calendar.problem
+    clock.advance(HOLD_MS - 3_600_000)
+    assert calendar.now_ms() == clock.wall_ms() - FORWARD_MS - 1
+    assert "for 1.0 more hours" in calendar.problem
+
+
+def test_calendar_is_believed_again_when_it_is_set_right():
+    clock = ManualClock()
+    calendar = Calendar(clock)
+    clock.wall_offset_ms += YEAR_MS
+    assert calendar.now_ms() == clock.wall_ms() - YEAR_MS
+    clock.wall_offset_ms -= YEAR_MS
+    assert calendar.now_ms() == clock.wall_ms()
+    assert calendar.problem == ""
+
+
+def test_calendar_is_believed_when_a_day_has_passed():
+    clock = ManualClock()
+    calendar = Calendar(clock)
+    clock.wall_offset_ms += YEAR_MS
+    calendar.now_ms()
+    clock.advance(HOLD_MS)
+    assert calendar.now_ms() == clock.wall_ms()
+    assert calendar.problem == ""
+
+
+def test_calendar_is_believed_when_an_operator_says_so():
+    clock = ManualClock()
+    calendar = Calendar(clock)
+    clock.wall_offset_ms += YEAR_MS
+    calendar.now_ms()
+    calendar.believe()
+    assert calendar.problem == ""
+    assert calendar.now_ms() == clock.wall_ms()
