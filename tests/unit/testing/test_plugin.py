@@ -53,7 +53,9 @@ def sections(folder: Path, text: str, *options: str) -> dict[str, str]:
         (*words, str(test)), capture_output=True, text=True, check=False, cwd=folder
     )
     assert run.returncode == 1
-    _, *parts = re.split(r"^_+ (?:ERROR at setup of )?(test_\w+) _+$", run.stdout, flags=re.MULTILINE)
+    _, *parts = re.split(
+        r"^_+ (?:ERROR at setup of )?(test_\w+) _+$", run.stdout, flags=re.MULTILINE
+    )
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
