@@ -19,6 +19,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import BuiltinFunctionType
 from typing import Any
@@ -136,6 +137,8 @@ def main() -> None:
 
         MUTANTS[options.mutant].breaks(Patches())
     sys.argv = [options.module, *options.arguments]
+    if options.module.startswith("keylane."):
+        sys.exit(import_module(f"{options.module}.__main__").main())
     runpy.run_module(options.module, run_name="__main__", alter_sys=True)
 
 

@@ -145,7 +145,7 @@ CATCHES: dict[str, int] = {
     "paused_messages_pass_a_parked_one": 2_000_001_661,
     "positions_count_what_was_not_given": 3_000_000_000,
     "positions_forget_finished_partitions": 3_000_000_000,
-    "progress_told_before_durable": 7,
+    "progress_told_before_durable": 3,
     "published_rows_stay_open": 2_000_000_029,
     "pull_of_lower_token_accepted": 8,
     "pulls_do_not_wait": 0,
