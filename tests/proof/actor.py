@@ -38,7 +38,7 @@ class Actor:
         Args:
             anew: a Python of its own, with imports of its own, as a program of another version needs; else a fork of a
                 process that has imported our programs.
-            place: entered by a fork before all else: where it runs.  It can be pickled.
+            place: where it runs: entered by a fork before all else, or while the process is started.  It can be pickled.
         """
         self.name = name
         self.command = command
@@ -68,13 +68,14 @@ class Actor:
                 return
             paths = os.pathsep.join((str(HERE.parent), os.environ.get("PYTHONPATH", "")))
             own = {"PYTHONPATH": paths, "PYTHONHASHSEED": "0"}
-            self.process = subprocess.Popen(
-                [sys.executable, LAUNCHER, *self.command],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=os.environ | own | self._environment,
-            )
+            with self._place():
+                self.process = subprocess.Popen(
+                    [sys.executable, LAUNCHER, *self.command],
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    env=os.environ | own | self._environment,
+                )
 
     async def ready(self) -> None:
         """Wait until it says that it is."""
