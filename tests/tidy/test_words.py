@@ -81,7 +81,7 @@ def test_tests_have_names_of_three_words():
     broken = [
         f"{source.name}:{node.lineno} {node.name}"
         for source in TEST_FILES
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.name.startswith("test_")
         and node.name.count("_") < TEST_NAME_WORDS_MIN
@@ -120,7 +120,7 @@ def test_class_has_a_name_of_its_own():
     """Among the package's or among the tests', so that a name in a log or a traceback is one class."""
     files = defaultdict(list)
     for source in [*FILES, *TEST_FILES]:
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.ClassDef):
                 files[source in TEST_FILES, node.name].append(source.name)
     assert not {name: places for (_, name), places in files.items() if len(places) > 1}
