@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all tests are collected: they stay, and a collection goes through all of them
     second_chance.configure(config)
     config.pluginmanager.register(StackDumps())
     choose_examples(whole=config.getoption("--whole"))
@@ -66,6 +68,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             config.hook.pytest_deselected(items=left_out)
             items[:] = [item for item in items if not item.get_closest_marker("whole")]
     items.sort(key=lambda item: _rank(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the thousands of collected tests from garbage collection: a collection that a test asks for is quick."""
+    gc.freeze()
+    gc.enable()
 
 
 def _rank(nodeid: str) -> int:

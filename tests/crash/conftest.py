@@ -10,7 +10,7 @@ import pytest
 
 from support.brokers.broker_forks import Forks
 
-FIRST_PASSAGES, EVERY_PASSAGE = 3, 4
+FIRST_PASSAGES, EVERY_PASSAGE = 2, 8
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def forks() -> Iterator[Forks]:
 
 @pytest.fixture(scope="session")
 def is_killed(request: pytest.FixtureRequest) -> Callable[[int], bool]:
-    """True of a passage of a point, from 1 on, at which it is killed: of all with --whole, else the first three, and every fourth."""
+    """True of a passage of a point, from 1 on, at which it is killed: of all with --whole, else the first two, and every eighth."""
     whole = bool(request.config.getoption("--whole"))
     return lambda passage: whole or passage <= FIRST_PASSAGES or passage % EVERY_PASSAGE == 0
 

@@ -5,8 +5,8 @@ whole run no longer gets there.  After each kill it is started again, and the cl
 under the same sequences.
 
 `make test` kills at every point in a new folder and at all points of RocksDB's library; in an old folder it kills at
-every third point, and at each that only an old folder has, and stops at every third moment with the file index, at
-every fifth with RocksDB.  Of the passages of a point it takes the first three, and every fourth.  `make kills`, a part
+every sixth point, and at each that only an old folder has, and stops at every sixth moment with the file index, at
+every tenth with RocksDB.  Of the passages of a point it takes the first two, and every eighth.  `make kills`, a part
 of `make proof`, leaves nothing out.
 """
 
@@ -28,12 +28,12 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 LATER = {"truncate", "truncated", "remove", "removed"}
 """Points that only a broker in an old folder passes."""
 STOP_STEP_S = 0.004
-EVERY = {"file": 3, "rocksdb": 5}
+EVERY = {"file": 6, "rocksdb": 10}
 """The shares of `make test` by index: most of the work is the same under either."""
 
 
 def sampled(kind: str, number: int, *values: object):
-    """A case; `make test` leaves it out but for every third or fifth number, by the index."""
+    """A case; `make test` leaves it out but for every sixth or tenth number, by the index."""
     left_out = number % EVERY[kind]
     return pytest.param(kind, *values, marks=[pytest.mark.whole] if left_out else [])
 

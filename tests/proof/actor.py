@@ -12,8 +12,10 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from proof.recording import Stop, boot_ns
+from support.server_process import ServerProcess
 
 HERE = Path(__file__).parent
+LAUNCHER = str(HERE / "launcher.py")
 READY_S = 60.0
 LAST_WORDS = 2_000
 """Characters of a log."""
@@ -28,19 +30,23 @@ class Actor:
         command: list[str],
         log: Path,
         *,
+        anew: bool = False,
         place: Callable[[], AbstractContextManager[None]] = nullcontext,
         **environment: str,
     ) -> None:
         """
         Args:
-            place: entered while the process is started: where it runs.
+            anew: a Python of its own, with imports of its own, as a program of another version needs; else a fork of a
+                process that has imported our programs.
+            place: where it runs: entered by a fork before all else, or while the process is started.  It can be pickled.
         """
         self.name = name
         self.command = command
         self._log = log
+        self._anew = anew
         self._place = place
         self._environment = environment
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[str] | ServerProcess | None = None
         self.stops: list[Stop] = []
         """When it was stopped, as by SIGSTOP, and went on; see `signal`."""
         self._stopped_ns: int | None = None
@@ -50,16 +56,26 @@ class Actor:
         await self.ready()
 
     def spawn(self) -> None:
-        paths = os.pathsep.join((str(HERE.parent), os.environ.get("PYTHONPATH", "")))
-        own = {"PYTHONPATH": paths, "PYTHONHASHSEED": "0"}
-        with self._log.open("a") as log, self._place():
-            self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "launcher.py"), *self.command],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=os.environ | own | self._environment,
-            )
+        with self._log.open("a") as log:
+            if not self._anew:
+                self.process = ServerProcess(
+                    LAUNCHER,
+                    self.command,
+                    errors=log.fileno(),
+                    place=self._place,
+                    **self._environment,
+                )
+                return
+            paths = os.pathsep.join((str(HERE.parent), os.environ.get("PYTHONPATH", "")))
+            own = {"PYTHONPATH": paths, "PYTHONHASHSEED": "0"}
+            with self._place():
+                self.process = subprocess.Popen(
+                    [sys.executable, LAUNCHER, *self.command],
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    env=os.environ | own | self._environment,
+                )
 
     async def ready(self) -> None:
         """Wait until it says that it is."""

@@ -113,7 +113,7 @@ class HostsStage:
         if not wall.exists():
             wall.write_bytes(SECONDS.pack(0))
         log = self.folder / f"{name}.log"
-        place = partial(self._on, host)
+        place = partial(inside, self.network.namespace(host))
         actor = Actor(name, ["--wall", str(wall), *command], log, place=place, **self._environment)
         self.actors[name] = actor
         return actor

@@ -19,19 +19,30 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from types import BuiltinFunctionType
 from typing import Any
 
 SECONDS = struct.Struct("<q")
 
 
 def move_calendar(path: str) -> None:
-    """From now on `time.time` is off; call it before anything of ours is imported."""
+    """From now on `time.time` is off, also under the names that modules have given it."""
     with open(path, "rb") as file:
         shared = mmap.mmap(file.fileno(), SECONDS.size, access=mmap.ACCESS_READ)
     seconds, seconds_ns, unpack = time.time, time.time_ns, SECONDS.unpack_from
-    time.time = lambda: seconds() + unpack(shared)[0]
-    time.time_ns = lambda: seconds_ns() + unpack(shared)[0] * 1_000_000_000
+    moved = {
+        seconds: lambda: seconds() + unpack(shared)[0],
+        seconds_ns: lambda: seconds_ns() + unpack(shared)[0] * 1_000_000_000,
+    }
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if isinstance(value, BuiltinFunctionType) and value in moved:
+                setattr(module, name, moved[value])
+    from keylane.protocol.clock import SystemClock
+
+    SystemClock.wall_ns = staticmethod(time.time_ns)  # a fork has imported it before
 
 
 def take_detours(detours: dict[str, str]) -> None:
@@ -126,6 +137,8 @@ def main() -> None:
 
         MUTANTS[options.mutant].breaks(Patches())
     sys.argv = [options.module, *options.arguments]
+    if options.module.startswith("keylane."):
+        sys.exit(import_module(f"{options.module}.__main__").main())
     runpy.run_module(options.module, run_name="__main__", alter_sys=True)
 
 

@@ -88,7 +88,7 @@ class UpgradeStage:
     def _actor(self, name: str, version: str, *command: str) -> Actor:
         paths = [str(self._releases.path(version)), str(TESTS)]
         log = self.folder / f"{name}-{version}.log"
-        return Actor(name, list(command), log, PYTHONPATH=os.pathsep.join(paths))
+        return Actor(name, list(command), log, anew=True, PYTHONPATH=os.pathsep.join(paths))
 
     async def start(self, name: str, version: str) -> None:
         self.actors[name] = self.server(name, version)

@@ -16,7 +16,8 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import cache
 from itertools import chain, islice
@@ -191,12 +192,19 @@ def seeds_of(world: str, first: int, count: int) -> list[int]:
     ]
 
 
-def outcomes_of(seeds: Sequence[int], workers: int) -> Iterator[dict[str, Any]]:
+def _used(executor: Executor | None, workers: int) -> AbstractContextManager[Executor]:
+    """The caller's processes, or some of its own, which end with their work."""
+    return pool(workers) if executor is None else nullcontext(executor)
+
+
+def outcomes_of(
+    seeds: Sequence[int], workers: int, executor: Executor | None = None
+) -> Iterator[dict[str, Any]]:
     """The outcomes of seeds, in the order in which they end."""
     share = max(1, min(20, len(seeds) // (4 * workers)))
     parts = [list(seeds[start : start + share]) for start in range(0, len(seeds), share)]
-    with pool(workers) as executor:
-        for done in as_completed([executor.submit(run_many, part) for part in parts]):
+    with _used(executor, workers) as used:
+        for done in as_completed([used.submit(run_many, part) for part in parts]):
             yield from done.result()
 
 
@@ -205,10 +213,12 @@ def draw_seeds(drawing: int, count: int) -> list[int]:
     return sorted(random.Random(drawing).sample(RANDOM_SEEDS, count))
 
 
-def hunts(names: list[str], limit: int, workers: int) -> Iterator[dict[str, Any]]:
+def hunts(
+    names: list[str], limit: int, workers: int, executor: Executor | None = None
+) -> Iterator[dict[str, Any]]:
     """The results of mutants, in the order in which they end."""
-    with pool(workers) as executor:
-        for done in as_completed([executor.submit(hunt, name, limit) for name in names]):
+    with _used(executor, workers) as used:
+        for done in as_completed([used.submit(hunt, name, limit) for name in names]):
             yield done.result()
 
 

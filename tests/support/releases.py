@@ -1,4 +1,4 @@
-"""keylane of several versions: wheels of this tree under other version numbers, each in a folder of its own.
+"""keylane of several versions: copies of this tree under other version numbers, each in a folder of its own.
 
 The release before has a tag once there is one; a tree without tags is its own release before, under the number that is
 one minor version lower (docs/decisions/house/0060).  This tree's version and later ones have a migration more, which adds
@@ -11,7 +11,6 @@ import io
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -19,7 +18,8 @@ from keylane.metaserver.sql.migrate import HEAD, OLDEST_READER
 from keylane.protocol.membership.versions import OWN
 
 ROOT = Path(__file__).resolve().parents[2]
-VERSIONED = ("pyproject.toml", "__init__.py", "protocol/membership/versions.py")
+VERSIONED = ("__init__.py", "protocol/membership/versions.py")
+LEFT_OUT = (".*", "tests", "docs", "benchmarks", "examples", "build", "dist")
 NUMBER = re.compile(r'^((?:__version__|VERSION|version) = )"[^"]+"$', re.MULTILINE)
 
 MIGRATED = "9000"
@@ -50,49 +50,37 @@ class Releases:
         """A folder for PYTHONPATH that has keylane of this version."""
         target = self._folder / version
         if not target.exists():
-            source = self._folder / f"source-{version}"
-            _write_source(source, version)
-            wheels = self._folder / f"wheel-{version}"
-            _run("-m", "build", "--wheel", "--no-isolation", "--outdir", str(wheels), str(source))
-            (wheel,) = wheels.glob("*.whl")
-            install = ("install", "--quiet", "--no-deps", "--no-index", "--no-compile")
-            _run("-m", "pip", *install, "--target", str(target), str(wheel))
-            _run("-m", "compileall", "-q", str(target))
+            _write_package(target / "keylane", version)
         return target
 
 
-def _write_source(source: Path, version: str) -> None:
+def _write_package(package: Path, version: str) -> None:
     tag = f"v{version}"
     asked = ["git", "-C", str(ROOT), "rev-parse", "--verify", "--quiet", f"refs/tags/{tag}"]
     if subprocess.run(asked, capture_output=True, check=False).returncode == 0:
         archive = ["git", "-C", str(ROOT), "archive", "--format=tar", tag]
         packed = subprocess.run(archive, capture_output=True, check=True).stdout
         with tarfile.open(fileobj=io.BytesIO(packed)) as files:
-            files.extractall(source, filter="data")
+            files.extractall(package, filter="data")
         return
-    left_out = {".git", ".venv", "tests", "docs", "benchmarks", "build", "dist"}
-    shutil.copytree(ROOT, source, ignore=lambda _folder, names: left_out & set(names))
+    # With what is compiled of it, which stays valid: copies keep their times.
+    shutil.copytree(ROOT, package, ignore=shutil.ignore_patterns(*LEFT_OUT))
     for name in VERSIONED:
-        path = source / name
+        path = package / name
         text, count = NUMBER.subn(rf'\1"{version}"', path.read_text(encoding="utf-8"))
         assert count == 1, name
         path.write_text(text, encoding="utf-8")
     if version >= minor_version(0):
-        _add_migration(source)
+        _add_migration(package)
 
 
-def _add_migration(source: Path) -> None:
-    path = source / "metaserver/sql/migrate.py"
+def _add_migration(package: Path) -> None:
+    path = package / "metaserver/sql/migrate.py"
     text = path.read_text(encoding="utf-8")
     head, oldest = f'HEAD = "{HEAD}"', f'OLDEST_READER = "{OLDEST_READER}"'
     assert text.count(head) == text.count(oldest) == 1
     before = minor_version(-1).removesuffix(".0")
     text = text.replace(head, f'HEAD = "{MIGRATED}"')
     path.write_text(text.replace(oldest, f'OLDEST_READER = "{before}"'), encoding="utf-8")
-    migration = source / f"migrations/versions/{MIGRATED}_of_a_test.py"
+    migration = package / f"migrations/versions/{MIGRATED}_of_a_test.py"
     migration.write_text(MIGRATION.format(head=HEAD), encoding="utf-8")
-
-
-def _run(*arguments: str) -> None:
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -16,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -57,6 +57,17 @@ def _run(
     arguments: list[str],
     environment: dict[str, str],
     files: dict[int, _Detached],
+    place: Callable[[], AbstractContextManager[None]],
+) -> None:
+    with place():
+        _run_here(module, arguments, environment, files)
+
+
+def _run_here(
+    module: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    files: dict[int, _Detached],
 ) -> None:
     for number, file in files.items():
         os.dup2(file.number, number)
@@ -83,10 +94,17 @@ class ForkedProcess:
         arguments: Sequence[str],
         environment: Mapping[str, str],
         files: Mapping[int, int],
+        place: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
+        """
+        Args:
+            place: entered by the process before all else: where it runs.  It can be pickled.
+        """
         given = {number: _File(file) for number, file in files.items()}
         self._process = _FORKING.Process(
-            target=_run, args=(module, list(arguments), dict(environment), given), daemon=True
+            target=_run,
+            args=(module, list(arguments), dict(environment), given, place),
+            daemon=True,
         )
         with _LOCK:
             self._process.start()
@@ -123,11 +141,24 @@ class ForkedProcess:
 class ServerProcess(ForkedProcess):
     """A server with what tests use of `subprocess.Popen`; its standard output is a pipe."""
 
-    def __init__(self, module: str, arguments: Sequence[str], **environment: str) -> None:
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        errors: int | None = None,
+        place: Callable[[], AbstractContextManager[None]] = nullcontext,
+        **environment: str,
+    ) -> None:
+        """
+        Args:
+            errors: an open file that becomes its standard error; None: the tests' own.
+        """
         read, write = os.pipe()
         self.stdout = os.fdopen(read, encoding="utf-8")
+        files = {1: write} if errors is None else {1: write, 2: errors}
         try:
-            super().__init__(module, arguments, os.environ | environment, {1: write})
+            super().__init__(module, arguments, os.environ | environment, files, place)
         finally:
             os.close(write)
 

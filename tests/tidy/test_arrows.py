@@ -214,7 +214,7 @@ def test_imports_follow_the_arrows(rule):
 
 
 def builtin_opens(source: Source) -> Iterator[int]:
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Call) and ast.unparse(node.func) in {"open", "io.open"}:
             yield node.lineno
 

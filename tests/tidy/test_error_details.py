@@ -26,7 +26,7 @@ def raised() -> list[tuple[str, str, str]]:
     """Place, class and detail of every error made in the product."""
     details = []
     for source in FILES:
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 details += [
                     (f"{source.name}:{node.lineno}", node.func.id, keyword.arg)

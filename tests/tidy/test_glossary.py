@@ -50,7 +50,7 @@ def state_values() -> dict[str, list[str]]:
     """Enumeration of states → its values, as the glossary writes them; of a state in parts, each part."""
     states = {}
     for source in FILES:
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.ClassDef) and node.name.endswith(("State", "Strategy")):
                 module = __import__(
                     f"keylane.{source.name.removesuffix('.py').replace('/', '.')}",

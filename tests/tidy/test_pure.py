@@ -84,7 +84,7 @@ def uses_of_sources(source: Source) -> Iterator[str]:
                 yield f"{source.name}:{node.lineno} imports {module}.{alias.name}"
             if module in BARRED and alias.name in BARRED[module]:
                 yield f"{source.name}:{node.lineno} imports {module}.{alias.name}"
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if not isinstance(node, ast.Attribute):
             continue
         module = modules.get(node.value.id, "") if isinstance(node.value, ast.Name) else ""

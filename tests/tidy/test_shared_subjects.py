@@ -26,7 +26,7 @@ def test_subject_of_the_shared_cluster_is_created_by_one_test():
     """A second test would find the messages of the first, or be refused for its other settings."""
     tests: dict[str, list[str]] = defaultdict(list)
     for source in TEST_FILES:
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 for subject in subjects_created(node):
                     tests[subject].append(f"{source.name}::{node.name}")

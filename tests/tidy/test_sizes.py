@@ -37,7 +37,7 @@ def function_lines() -> dict[str, int]:
         f"{source.name}:{node.name}": (node.end_lineno or node.lineno) - node.lineno + 1
         for source in [*FILES, *TEST_FILES]
         if source.room != "migrations"  # a schema is one list, however long
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tidy.tree import FILES, ROOT, Source, imports_of
+from tidy.tree import FILES, ROOT, Source, imports_of, source_of
 
 # folder -> test file under tests/ -> the modules of the folder that it tests
 ELSEWHERE: dict[str, dict[str, str]] = {
@@ -305,8 +305,8 @@ def files_of(imported: str) -> Iterator[Path]:
 @cache
 def imported_by(file: Path) -> frozenset[Path]:
     """The files of ours that a file imports: modules, packages for names of their face, programs named in a text."""
-    modules = {imported.target for imported in imports_of(Source(file))}
-    for node in ast.walk(Source(file).tree):
+    modules = {imported.target for imported in imports_of(source_of(file))}
+    for node in source_of(file).nodes:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             modules |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Constant):

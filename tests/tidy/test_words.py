@@ -3,11 +3,11 @@
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
-from tidy.tree import FILES, ROOT, TEST_FILES, Source, tracked_files
+from tidy.tree import FILES, ROOT, TEST_FILES, source_of, tracked_files
 
 # Built from parts, so that this file does not find itself.
 BANNED = {
@@ -81,7 +81,7 @@ def test_tests_have_names_of_three_words():
     broken = [
         f"{source.name}:{node.lineno} {node.name}"
         for source in TEST_FILES
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.name.startswith("test_")
         and node.name.count("_") < TEST_NAME_WORDS_MIN
@@ -89,9 +89,9 @@ def test_tests_have_names_of_three_words():
     assert not broken, "\n" + "\n".join(broken)
 
 
-def bound_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
+def bound_names(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
     """Every name that is given to a value, with its line: variables, parameters, imports, captures."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Name(ctx=ast.Store()):
                 yield node.id, node.lineno
@@ -110,7 +110,7 @@ def test_values_are_named_by_nouns():
         f"{file}:{line} {name}"
         for file in tracked_files()
         if file.endswith(".py")
-        for name, line in bound_names(Source(ROOT / file).tree)
+        for name, line in bound_names(source_of(ROOT / file).nodes)
         if name in NAMELESS
     ]
     assert not broken, "\n" + "\n".join(broken)
@@ -120,7 +120,7 @@ def test_class_has_a_name_of_its_own():
     """Among the package's or among the tests', so that a name in a log or a traceback is one class."""
     files = defaultdict(list)
     for source in [*FILES, *TEST_FILES]:
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.ClassDef):
                 files[source in TEST_FILES, node.name].append(source.name)
     assert not {name: places for (_, name), places in files.items() if len(places) > 1}
@@ -141,4 +141,4 @@ def test_class_has_a_name_of_its_own():
     ],
 )
 def test_name_is_seen_wherever_it_is_bound(text):
-    assert "one" in {name for name, _ in bound_names(ast.parse(text))}
+    assert "one" in {name for name, _ in bound_names(ast.walk(ast.parse(text)))}

@@ -6,7 +6,7 @@ import subprocess
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +42,19 @@ class Source:
         try:
             return ast.parse(self.text, filename=self.name)
         finally:
+            gc.freeze()  # trees stay: a collection need not go through millions of nodes
             gc.enable()
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node of the tree: several tests go through them."""
+        return list(ast.walk(self.tree))
+
+
+@cache
+def source_of(path: Path) -> Source:
+    """The source of a file, read and parsed once."""
+    return Source(path)
 
 
 @dataclass(frozen=True)
@@ -58,13 +70,13 @@ def package_files() -> list[Source]:
     paths = sorted(ROOT.glob("*.py"))
     for room in ROOMS:
         paths += sorted((ROOT / room).rglob("*.py"))
-    return [Source(path) for path in paths]
+    return [source_of(path) for path in paths]
 
 
 def imports_of(source: Source) -> Iterator[Import]:
     """Every import of a file, in functions and under TYPE_CHECKING too."""
     parts = ["keylane", *source.path.relative_to(ROOT).parent.parts]
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(alias.name, node.lineno, relative=False)
@@ -99,4 +111,4 @@ def tracked_files() -> list[str]:
 
 
 FILES = package_files()
-TEST_FILES = [Source(path) for path in sorted((ROOT / "tests").rglob("*.py"))]
+TEST_FILES = [source_of(path) for path in sorted((ROOT / "tests").rglob("*.py"))]

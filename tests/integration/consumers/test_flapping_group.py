@@ -21,8 +21,8 @@ QUIET = "a" * 32
 TTL_MS = 30_000
 """Long, so that no session ends on a slow machine: how long renewals take is compared with how long joins take."""
 BEAT_SECONDS = 0.5
-FLAPPING = 600
-FLAPPING_GROUPS = 40
+FLAPPING = 300
+FLAPPING_GROUPS = 20
 """Each is settled by itself, so that the database has seconds of work waiting."""
 SECONDS = 4.0
 

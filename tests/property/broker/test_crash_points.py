@@ -117,12 +117,13 @@ async def check(disk: SimDisk, known: ToldBeforeCrash) -> None:
     assert values == list(range(3 * BATCHES))
 
 
-def test_crash_at_every_operation():
+@pytest.mark.parametrize("seeds", [2, pytest.param(6, marks=pytest.mark.whole)])
+def test_crash_at_every_operation(seeds):
     """No operation on the disk is a bad moment to crash, whatever of the unsynced bytes survives."""
     whole = SimDisk()
     assert run_until_crash(whole, ToldBeforeCrash())
     for crash_at in range(1, whole.steps + 1):
-        for seed in range(6):
+        for seed in range(seeds):
             disk, known = SimDisk(), ToldBeforeCrash()
             disk.crash_at = crash_at
             assert not run_until_crash(disk, known)

@@ -1,4 +1,4 @@
-"""How many examples hypothesis tries of a property: a third in `make test`, all with `pytest --whole`."""
+"""How many examples hypothesis tries of a property: a sixth in `make test`, all with `pytest --whole`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 EXAMPLES = 100
 """Where a test says no number."""
-SHARE = 3
+SHARE = 6
+EXAMPLES_MIN = 3
 WHOLE, SAMPLE = "whole", "sample"
 
 
@@ -21,8 +22,12 @@ def choose_examples(*, whole: bool) -> None:
 
 
 def examples(count: int) -> int:
-    """`count` with `--whole`, else a third of it."""
-    return count if settings.get_current_profile_name() == WHOLE else -(-count // SHARE)
+    """`count` with `--whole`, else a sixth of it."""
+    return (
+        count
+        if settings.get_current_profile_name() == WHOLE
+        else max(EXAMPLES_MIN, -(-count // SHARE))
+    )
 
 
 def has_examples(item: pytest.Item) -> bool:

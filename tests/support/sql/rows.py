@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
 
 from keylane.metaserver.cluster.brokers import broker_views, report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
@@ -16,13 +19,34 @@ from keylane.testing.machines.database import memory_engine
 from sim.machines.clock import ManualClock
 
 
+class _Made(NamedTuple):
+    """The first database of a process; `tables` is one without rows, `compiled` has what all of them ask."""
+
+    engine: sa.Engine
+    compiled: Any
+    tables: bytes
+
+
+@cache
+def _made() -> _Made:
+    engine, raw = memory_engine(ManualClock())
+    with engine.begin() as connection:
+        migrate(connection)
+    return _Made(engine, engine._compiled_cache, raw.serialize())
+
+
 class Rows:
     """One database; every `run` is a transaction."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.engine, _ = memory_engine(self.clock)
-        self.run(migrate)
+        self.engine, raw = memory_engine(self.clock)
+        made = _made()
+        # SQLAlchemy compiles a statement once for each dialect.
+        self.engine.dialect, self.engine._compiled_cache = made.engine.dialect, made.compiled
+        with self.engine.connect():  # the pool's connection is prepared before it has tables
+            pass
+        raw.deserialize(made.tables)
 
     def run(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self.engine.begin() as connection:

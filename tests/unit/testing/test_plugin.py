@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,52 +44,60 @@ async def test_orders_stay_in_order_when_a_consumer_is_killed(keylane_cluster: V
     assert await keylane_cluster.lag("orders", "billing") == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (
-            'brokers="two"',
-            "@pytest.mark.keylane: brokers must be a whole number from 1 to 100, not 'two'",
-        ),
-        ('seed="x"', "@pytest.mark.keylane: seed must be a whole number, or None, not 'x'"),
-        (
-            'limit_s="a"',
-            "@pytest.mark.keylane: limit_s must be a number of seconds above 0, not 'a'",
-        ),
-        ("broker=2", "unexpected keyword argument 'broker'; there are keylane(brokers=1"),
-    ],
-)
-def test_option_that_cannot_work_is_told_with_the_marker(tmp_path: Path, options: str, said: str):
-    test = tmp_path / "test_options.py"
-    test.write_text(
-        f"import pytest\n\n@pytest.mark.keylane({options})\nasync def test_it(keylane_cluster): ...\n"
+def sections(folder: Path, text: str, *options: str) -> dict[str, str]:
+    """What pytest, in a process of its own, prints of each test of a file, none of which passes."""
+    test = folder / "test_user.py"
+    test.write_text(text)
+    words = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options)
+    run = subprocess.run(
+        (*words, str(test)), capture_output=True, text=True, check=False, cwd=folder
     )
-    words = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test))
-    run = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert run.returncode == 1
-    assert said in run.stdout
+    _, *parts = re.split(
+        r"^_+ (?:ERROR at setup of )?(test_\w+) _+$", run.stdout, flags=re.MULTILINE
+    )
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+REFUSED = {
+    'brokers="two"': "@pytest.mark.keylane: brokers must be a whole number from 1 to 100, not 'two'",
+    'seed="x"': "@pytest.mark.keylane: seed must be a whole number, or None, not 'x'",
+    'limit_s="a"': "@pytest.mark.keylane: limit_s must be a number of seconds above 0, not 'a'",
+    "broker=2": "unexpected keyword argument 'broker'; there are keylane(brokers=1",
+}
+"""Options that cannot work, and what is said of them."""
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a run of pytest says of each of these options."""
+    tests = (
+        f"@pytest.mark.keylane({options})\nasync def test_{number}(keylane_cluster): ...\n"
+        for number, options in enumerate(REFUSED)
+    )
+    told = sections(tmp_path_factory.mktemp("options"), "import pytest\n\n" + "\n".join(tests))
+    return {options: told[f"test_{number}"] for number, options in enumerate(REFUSED)}
+
+
+@pytest.mark.parametrize("options", REFUSED)
+def test_option_that_cannot_work_is_told_with_the_marker(refusals: dict[str, str], options: str):
+    assert REFUSED[options] in refusals[options]
 
 
 @pytest.mark.parametrize("mode", ["auto", "strict"])
-@pytest.mark.parametrize("ends", ["return", "yield"])
-def test_async_fixture_is_refused_when_it_takes_the_cluster(tmp_path: Path, mode: str, ends: str):
+def test_async_fixture_is_refused_when_it_takes_the_cluster(tmp_path: Path, mode: str):
     """Its calls would go to whatever real program listens on the address of the cluster."""
-    test = tmp_path / "test_fixtures.py"
-    test.write_text(
-        "import pytest\n\n@pytest.fixture\nasync def orders(keylane_cluster):\n"
-        f"    await keylane_cluster.create_subject('orders')\n    {ends} 'orders'\n\n"
-        "async def test_it(keylane_cluster, orders): ...\n"
-    )
-    words = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o")
-    run = subprocess.run(
-        (*words, f"asyncio_mode={mode}", str(test)),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert run.returncode == 1
-    assert "async fixture 'orders' takes keylane_cluster, and would run outside" in run.stdout
+    text = "import pytest\n"
+    for ends in ("return", "yield"):
+        text += (
+            f"\n@pytest.fixture\nasync def orders_{ends}(keylane_cluster):\n"
+            f"    await keylane_cluster.create_subject('orders')\n    {ends} 'orders'\n\n"
+            f"async def test_{ends}(keylane_cluster, orders_{ends}): ...\n"
+        )
+    told = sections(tmp_path, text, "-o", f"asyncio_mode={mode}")
+    for ends in ("return", "yield"):
+        said = f"async fixture 'orders_{ends}' takes keylane_cluster, and would run outside"
+        assert said in told[f"test_{ends}"]
 
 
 def test_plugin_imports_no_cluster_before_a_test_asks_for_one():
