@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from ..protocol.errors import FrameError, KeylaneError, NotSentError, OutcomeUnknownError
 from ..protocol.frames import (
     Answer,
+    Pull,
+    Read,
     Refused,
     Request,
     Throttled,
@@ -23,6 +25,10 @@ from .websocket.socket import DataSocket
 WAIT_MS_MAX = 60_000
 """No broker makes a call wait for longer, whatever it says."""
 _NEVER = float("inf")
+
+
+_WAITS = {Pull, Read}
+"""Calls that a broker answers when it has messages."""
 
 
 class WebSocketChannel:
@@ -74,7 +80,12 @@ class WebSocketChannel:
         """
         self._had_answers = False
         self._silence = self._socket.judge = Silence(
-            self._socket, self._address, answers, patience, lambda: self._had_answers
+            self._socket,
+            self._address,
+            answers,
+            patience,
+            had_answers=lambda: self._had_answers,
+            owed=lambda: any(call.kind not in _WAITS for call in self._waiting.values()),
         )
 
     async def call(

@@ -18,6 +18,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+IDLE_S = 8.0
+"""After so much silence an idle connection is asked; one that owes an answer at the first look."""
 GRACE_S = 1.5
 """How long the answer to a ping may take while the server answers on another connection; longer than a look takes to come."""
 LOST_S = 20.0
@@ -72,6 +74,7 @@ class Silence:
         answers: whether the server answers on a new connection; it takes a few seconds at most, and does not raise.
         patience: of all connections of the client.
         had_answers: whether this connection has brought answers to calls.
+        owed: whether an answer is under way that does not wait for messages.
     """
 
     def __init__(
@@ -80,13 +83,16 @@ class Silence:
         address: str,
         answers: Callable[[], Awaitable[bool]],
         patience: SilencePatience,
+        *,
         had_answers: Callable[[], bool],
+        owed: Callable[[], bool],
     ) -> None:
         self._socket = socket
         self._address = address
         self._answers = answers
         self._patience = patience
         self._had_answers = had_answers
+        self._owed = owed
         self._now_s = asyncio.get_running_loop().time
         self._patience_s = patience.of(address)
         self._excused_until_s = 0.0
@@ -97,6 +103,10 @@ class Silence:
     def excuse(self, wait_s: float) -> None:
         """The server has said that it lets calls wait for so long."""
         self._excused_until_s = self._now_s() + wait_s
+
+    def asks(self, silent_s: float) -> bool:
+        """Whether a silence that has lasted for `silent_s` is worth a ping."""
+        return silent_s >= IDLE_S or self._owed()
 
     def goes_on(self, silent_s: float) -> bool:
         """Look at a silence that has lasted for `silent_s` and a ping; False: the connection is lost."""

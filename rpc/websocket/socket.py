@@ -519,7 +519,7 @@ class DataSocket(asyncio.BufferedProtocol):
         if self._heard or not self._reading:
             if self._asked and judge is not None:
                 judge.heard()
-            self._asked = False
+            self._asked, self._silent_s = False, 0.0
         elif self._asked:
             after_s /= 2
             self._silent_s += after_s
@@ -527,9 +527,11 @@ class DataSocket(asyncio.BufferedProtocol):
                 self.give_up(f"nothing came for {self._silent_s:g} s")
                 return
         else:
-            self._asked, self._silent_s = True, after_s
-            after_s /= 2
-            self.ping()
+            self._silent_s += after_s
+            if judge is None or judge.asks(self._silent_s):
+                self._asked = True
+                after_s /= 2
+                self.ping()
         self._heard = False
         self._control_frames = 0
         self._beat = self._check_alive_in(after_s)

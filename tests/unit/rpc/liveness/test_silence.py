@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from keylane.rpc.liveness import silence
-from keylane.rpc.liveness.silence import PATIENCE_S_MAX, Silence, SilencePatience
+from keylane.rpc.liveness.silence import IDLE_S, PATIENCE_S_MAX, Silence, SilencePatience
 
 
 class SilentSocket:
@@ -49,8 +49,24 @@ def judge(
     patience: SilencePatience | None = None,
     *,
     had_answers: bool = True,
+    owed: bool = True,
 ) -> Silence:
-    return Silence(socket, "a:1", path, patience or SilencePatience(), lambda: had_answers)
+    return Silence(
+        socket,
+        "a:1",
+        path,
+        patience or SilencePatience(),
+        had_answers=lambda: had_answers,
+        owed=lambda: owed,
+    )
+
+
+@pytest.mark.parametrize("owed", [True, False])
+async def test_silence_is_asked_about_at_once_when_an_answer_is_owed(owed: bool):
+    """An idle connection, whose calls wait for messages, has fewer pings."""
+    mine = judge(SilentSocket(), Path(answers=True), owed=owed)
+    assert mine.asks(2.0) is owed
+    assert mine.asks(IDLE_S)
 
 
 async def test_connection_is_given_up_when_the_server_answers_on_a_new_one():
