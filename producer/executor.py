@@ -44,7 +44,7 @@ from .identity import Identity
 from .outgoing_batch import OutgoingBatch, first_receipt
 from .send_budget import SendBudget
 from .settings import ProducerSettings
-from .waiting import NOT_WAITING, Faults, PartitionWaits, WaitCause
+from .waiting import NOT_WAITING, UnforeseenErrors, PartitionWaits, WaitCause
 
 log = logging.getLogger("keylane.producer")
 
@@ -195,7 +195,7 @@ class Executor:
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────
     async def _run(self) -> None:
-        faults = Faults(self.group.partition_name)
+        faults = UnforeseenErrors(self.group.partition_name)
         while True:
             try:
                 if self.state.available:

@@ -38,7 +38,7 @@ from .placing import Place, QueueStarts
 from .send_budget import SendBudget
 from .send_future import BatchFuture, SendFuture
 from .settings import ProducerSettings
-from .waiting import NO_PARTITION, OLDER_ROUTE, Faults, RouteLog, WaitCause, route_cause
+from .waiting import NO_PARTITION, OLDER_ROUTE, UnforeseenErrors, RouteLog, WaitCause, route_cause
 
 log = logging.getLogger("keylane.producer")
 CLIENT_TYPE = "producer"
@@ -268,7 +268,7 @@ class SubjectSender:
 
     async def _follow_routes(self) -> None:
         pauses = self._settings.backoff.pauses(self._rng)
-        faults = Faults(f"route of {self.subject}")
+        faults = UnforeseenErrors(f"route of {self.subject}")
         while True:
             why = NO_PARTITION
             try:

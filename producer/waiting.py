@@ -77,7 +77,7 @@ def route_cause(error: KeylaneError) -> WaitCause:
     return WaitCause(error.message, META_DOWN if down else error.hint)
 
 
-class Faults:
+class UnforeseenErrors:
     """
     Errors that nothing foresaw, of a task that sends.  It goes on: if it ended, its messages would wait without a word.
 

@@ -42,7 +42,7 @@ from .access.greeting import authenticate, greet, stay_known
 from .access.throttling import THROTTLED_HEADER, Throttling
 from .access.token_file import TokenSource, refused_token, token_source
 from .channel import WebSocketChannel
-from .host_names import HostNames
+from .threads.host_names import HostNames
 from .liveness.keepalive import watched_socket
 from .liveness.silence import SilencePatience
 from .reasons import cause, reason

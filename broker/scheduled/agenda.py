@@ -19,7 +19,6 @@ Invariants
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict, deque
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ...protocol.errors import ScheduledTakenError, ScheduledUnknownError
+from ...protocol.ids import MAX_I64
 from ...protocol.scheduled.receipt import CancelOutcome
 from .records import (
     Canceled,
@@ -415,7 +415,7 @@ class Agenda:
         """
         entries = list(self.entries.values())
         first: list[ScheduledEntry] = []
-        before_ms = sys.maxsize
+        before_ms = MAX_I64
         for start in range(0, len(entries), LOOK_COUNT):
             first += [
                 each

@@ -124,8 +124,7 @@ class DataSocket(asyncio.BufferedProtocol):
         """Of the frame that is being read; its size is the memory that it has."""
         self._filled = 0
         self._incoming = room
-        self._gathered: list[Buffer] = []
-        self._gathered_bytes = 0
+        self._gathered, self._gathered_bytes = list[Buffer](), 0
         self._leaves = self._gathering = False
         """What is gathered leaves at the end of this callback, or with `flush`."""
         self.on_message: Callable[[bytearray], bool] | None = None
@@ -134,8 +133,7 @@ class DataSocket(asyncio.BufferedProtocol):
 
         It may call every method but `receive`, and must not raise.
         """
-        self._messages: deque[tuple[Opcode, bytearray]] = deque()
-        self._queued_bytes = 0
+        self._messages, self._queued_bytes = deque[tuple[Opcode, bytearray]](), 0
         self._reading = True
         self._news: asyncio.Future[None] | None = None
         """`receive` waits for it."""
@@ -156,8 +154,7 @@ class DataSocket(asyncio.BufferedProtocol):
         self.problem = ""
         """Why it was closed here, if the peer's bytes were the reason."""
         self._heartbeat_s = heartbeat_s
-        self._heard = self._asked = False
-        self._silent_s = 0.0
+        self._heard, self._asked, self._silent_s = False, False, 0.0
         self.judge: Silence | None = None
         """Decides whether a peer that does not answer pings is lost; None: it is."""
         self._beat = self._check_alive_in(heartbeat_s)
