@@ -44,7 +44,7 @@ from .identity import Identity
 from .outgoing_batch import OutgoingBatch, first_receipt
 from .send_budget import SendBudget
 from .settings import ProducerSettings
-from .waiting import NOT_WAITING, UnforeseenErrors, PartitionWaits, WaitCause
+from .waiting import NOT_WAITING, PartitionWaits, UnforeseenErrors, WaitCause
 
 log = logging.getLogger("keylane.producer")
 

@@ -38,7 +38,7 @@ from .placing import Place, QueueStarts
 from .send_budget import SendBudget
 from .send_future import BatchFuture, SendFuture
 from .settings import ProducerSettings
-from .waiting import NO_PARTITION, OLDER_ROUTE, UnforeseenErrors, RouteLog, WaitCause, route_cause
+from .waiting import NO_PARTITION, OLDER_ROUTE, RouteLog, UnforeseenErrors, WaitCause, route_cause
 
 log = logging.getLogger("keylane.producer")
 CLIENT_TYPE = "producer"

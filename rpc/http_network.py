@@ -42,10 +42,10 @@ from .access.greeting import authenticate, greet, stay_known
 from .access.throttling import THROTTLED_HEADER, Throttling
 from .access.token_file import TokenSource, refused_token, token_source
 from .channel import WebSocketChannel
-from .threads.host_names import HostNames
 from .liveness.keepalive import watched_socket
 from .liveness.silence import SilencePatience
 from .reasons import cause, reason
+from .threads.host_names import HostNames
 from .tls.contexts import ClientContexts
 from .tls.handshakes import is_cut, tls_problem, why_ended
 from .tls.settings import tls_of_environment

@@ -45,10 +45,7 @@ class Asking:
     """Makes the control calls of a client."""
 
     def __init__(self, network: Network) -> None:
-        self._kept = self._anew = network.control
-        self._keeps = isinstance(network, OpensAnew)
-        if isinstance(network, OpensAnew):
-            self._anew = network.control_anew
+        self._network = network
 
     async def ask(
         self,
@@ -71,14 +68,14 @@ class Asking:
         Raises:
             KeylaneError: as `network.Network.control`.
         """
-        kept, anew = (
-            partial(call, endpoint.method, address, path, endpoint.answer, body=body, query=query)
-            for call in (self._kept, self._anew)
-        )
-        if self._keeps and endpoint.is_get:
-            return await ask_again(kept, anew, wait_ms=wait_ms, timeout_ms=timeout_ms)
-        if endpoint in _OF_SESSIONS:
+        network = self._network
+        asked = endpoint.method, address, path, endpoint.answer
+        kept = partial(network.control, *asked, body=body, query=query)
+        if endpoint in _OF_SESSIONS or not isinstance(network, OpensAnew):
             return await kept(timeout_ms=timeout_ms)
+        anew = partial(network.control_anew, *asked, body=body, query=query)
+        if endpoint.is_get:
+            return await ask_again(kept, anew, wait_ms=wait_ms, timeout_ms=timeout_ms)
         return await anew(timeout_ms=timeout_ms)
 
 
