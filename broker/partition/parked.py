@@ -513,10 +513,11 @@ class Parked:
     def _clear(self, change: Clear) -> Undo:
         fields = set(self.__slots__) - {"own", "version", "_faults"}
         before = {name: getattr(self, name) for name in fields}
-        self._keys = {} if self.frozen else parts_of(self._keys, change.kept)
+        self._keys = parts_of(self._keys, change.kept)
         self.messages = sum(part.messages for part in self._keys.values())
-        self.frozen, self.passed, self.children_tell, self.taking = False, {}, False, set()
+        self.frozen, self.passed, self.children_tell = False, {}, False
         self.adopted = self.adopted.intersection(change.kept)
+        self.taking = self.taking.intersection(change.kept)
         under = self.adopted_under.items()
         self.adopted_under = {parent: token for parent, token in under if parent in self.adopted}
         # Ancestors above those that were adopted have to be told, too.

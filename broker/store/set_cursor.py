@@ -9,9 +9,9 @@ Invariants
     clears what it still has.
     Messages of its own that children keep parked though it is set without them are kept for them (`passed`).
     What was taken over of an ancestor that is not set with it stays parked, and is not taken over again: no cursor that
-    is set says anything of it.  Where children have it, they keep it.
-    An ancestor is told by the owner of the partition, or by the owners of its children if these are not set with it:
-    they learn of it when they take the partition over once more.
+    is set says anything of it.  Children may have it too, all of them or some: then it may be handled twice.
+    An ancestor is told by the owner of the partition, or by the owners of its children if these have taken something
+    over that they keep, of the partition or of the ancestor: they learn of it when they take the partition over once more.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def set_cursor(store: Store, partition: HostedPartition, ask: SetCursor) -> asyn
         return durable
     parked = group.parked
     # Children that have taken something over need the ancestors: these would forget what the owner of this one says.
-    tell = bool(ask.kept_children) and (parked.frozen or parked.children_tell)
+    keeps = bool(ask.kept_children or ask.kept_parents)
+    tell = keeps and (parked.frozen or parked.children_tell)
     passed = passed_on(parked, ask.kept_children, partition.facts.partition.range_start)
     changes: list[AskedChange] = [Clear(ask.kept_parents)]
     if passed or tell:

@@ -257,7 +257,7 @@ class Clear(Struct, frozen=True, array_like=True, tag=7):
     """Forget what is parked, all of it but messages of `kept`: an operator has set the group's progress."""
 
     kept: tuple[int, ...] = ()
-    """Ancestors that are not set: what was taken over of them stays, unless children have it."""
+    """Ancestors that are not set: what was taken over of them stays.  Not every child may have it, if they have begun to take it."""
 
 
 ParkChange = (

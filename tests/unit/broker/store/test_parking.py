@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from keylane.broker.partition.park_views import changes_of
+from keylane.broker.partition.parked import Parked
 from keylane.broker.partition.records import CursorBody, FenceBody, ParkedBody, encode_body
 from keylane.broker.storage.log.commit_log import segment_path
 from keylane.broker.storage.log.headers import segment_headers
@@ -264,19 +265,37 @@ async def test_reset_of_a_child_alone_keeps_what_it_took_over_of_its_parents():
     check(desk.again(snapshot=False))
 
 
-async def test_reset_of_a_partition_alone_leaves_its_ancestors_to_its_children():
-    """They have taken over what it had adopted, so an ancestor that it told would forget what they still need."""
+@pytest.mark.parametrize("children", [((0, 1024),), ()])
+async def test_reset_of_a_partition_leaves_its_ancestors_to_its_children(children):
+    """
+    They have taken over what it had adopted, so an ancestor that it told would forget what they still need; also those that
+    are set with it.  A child that has not begun to take it over finds it here.
+    """
     desk = await ParkedDesk(SimDisk()).fill()
     key = AdoptedKey(b"k", ParkState.PARKED, 1, FAILURE, ((3, 0, 2),))
-    await desk.make(Adopt(3, (key,), last=True, sources=(2,)), Freeze())
-    children = ((0, 1024),)
+    await desk.make(Adopt(3, (key,), last=True, sources=(2,)), Park(b"own", ((7, 8),), FAILURE), Freeze())
     ask = SetCursor(group="audit", token=2, cursor=0, kept_parents=(3,), kept_children=children)
+
+    def check(known: Parked) -> None:
+        rows = {key: list(parked.rows()) for key, parked in known.items()}
+        assert (known.adopted, known.unneeded(), rows) == ({3}, (), {b"k": [(3, 0, 2)]})
+        assert known.children_tell
+
     for _ in range(2):
         await set_cursor(desk.store, desk.store.state.partition(1), ask)
-        assert (desk.parked.adopted, desk.parked.unneeded(), len(desk.parked)) == ({3}, (), 0)
+        check(desk.parked)
     await desk.store.commit.close()
-    again = desk.again(snapshot=False).parked
-    assert (again.adopted, again.unneeded()) == ({3}, ())
+    check(desk.again(snapshot=False).parked)
+
+
+async def test_reset_of_a_child_alone_goes_on_taking_its_parent_over():
+    """An owner has ended behind the first page: until the next one has all, no operator changes what is here."""
+    desk = await ParkedDesk(SimDisk()).fill()
+    key = AdoptedKey(b"k", ParkState.PARKED, 1, FAILURE, ((3, 0, 2),))
+    await desk.change(Adopt(3, (key,), last=False))
+    ask = SetCursor(group="audit", token=2, cursor=0, kept_parents=(3,))
+    await set_cursor(desk.store, desk.store.state.partition(1), ask)
+    assert (desk.parked.taking, desk.parked.adopted, len(desk.parked)) == ({3}, set(), 1)
 
 
 async def test_reset_of_a_child_alone_that_ends_anywhere_keeps_its_parents_adopted_after_a_repeat():
