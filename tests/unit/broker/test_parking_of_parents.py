@@ -225,7 +225,7 @@ async def test_reset_partition_says_that_its_children_have_something_to_take_ove
         await desk.store.commit.close()
         desk = desk.again(snapshot=False)
     (told,) = desk.store.state.partition(1).status(now_ms=0).groups
-    assert (told.parked, told.left_to_children) == (0, True)
+    assert (told.parked, told.left_to_children) == (2, True), "what its parent had parked"
     assert (await desk.acquired(4)).parked_version > 0
 
 
@@ -266,13 +266,12 @@ async def test_child_that_had_not_begun_learns_of_the_ancestors_of_a_reset_parti
         assert (again.sources, again.unneeded(), again.children_tell) == ({2, 3}, (), True)
 
 
-async def test_owner_tells_the_ancestors_when_the_children_were_reset_with_the_partition(
-    desk: ParkedDesk,
-):
-    """No other owner knows of them: until now they kept their messages for ever."""
+async def test_children_that_were_reset_with_the_partition_tell_its_ancestors(desk: ParkedDesk):
+    """They may have kept messages of these; they learn of the ancestors when they take the partition over once more."""
     await frozen(desk)
     await reset_alone(desk, children=())
-    assert desk.parked.unneeded() == (2, 3)
+    assert desk.parked.unneeded() == ()
+    assert (await desk.say(TakeParked(1, "audit", 0, 512, 0))).sources == (2, 3)
 
 
 async def test_partition_between_a_reset_parent_and_a_kept_child_tells_no_ancestor(
