@@ -61,8 +61,8 @@ async def test_key_parked_anew_is_redriven_when_its_parent_alone_was_reset(file_
             await asyncio.sleep(0.05)
 
 
-async def test_keys_of_a_parent_stay_cleared_when_its_child_alone_was_reset(file_cluster: Cluster):
-    """The child has taken them over and handled one of them: that key is as any other, and the parent keeps nothing."""
+async def test_key_of_a_parent_stays_parked_when_its_child_alone_was_reset(file_cluster: Cluster):
+    """The child has taken two over, and handled one: that is as any other key.  The parent keeps nothing once both are."""
     subject, handler = "reset-child", Handler()
     await file_cluster.create(subject, partitions=1)
     handler.poison = {b"bad", b"worse"}
@@ -88,6 +88,10 @@ async def test_keys_of_a_parent_stay_cleared_when_its_child_alone_was_reset(file
         await admin.reset_group(subject, "g", "latest", partition_id=child, live=True)
         await send(producer, subject, b"bad", 2)
         await eventually(lambda: handler.handled[b"bad"] == [0, 1, 2])
+        assert await brokers.count() == 1
+        handler.poison = set()
+        await brokers.redrive(b"worse")
+        await eventually(lambda: handler.handled[b"worse"] == [0])
         while await brokers.parked() or await brokers.kept(parent):
             await asyncio.sleep(0.05)
 
