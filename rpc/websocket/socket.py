@@ -10,7 +10,8 @@ Invariants
     While `QUEUED_BYTES_MAX` wait for `receive`, nothing is read; an empty message counts too.
     A server takes masked frames only, and a client none that is masked.
     Of the pings of a peer that does not read, only the last one is answered.
-    A peer from which nothing comes for `heartbeat_s` is asked, and lost after half of that again, or when `judge` says so.
+    A peer from which nothing comes for `heartbeat_s` is asked, and lost after half of that again.
+    With a `judge` it is asked then only if it owes an answer, else after 8 s, and lost when the judge says so.
     A server waits `MESSAGE_S` for the end of a message that has begun, and all of these together have a bound (`incoming`).
     Pings and small fragments are counted, and frames of one turn of the event loop: no peer keeps it from the others.
 """
