@@ -25,7 +25,7 @@ HARD_SHARE = 7 / 8
 """What is left of the hard limit once it was reached: a look costs time for each connection, so it has to free some."""
 
 
-class _Begun:
+class _BegunMessage:
     """A message that has begun: its bytes, and how many there were at two moments, for its rate."""
 
     __slots__ = ("bytes", "from_bytes", "from_s", "give_up", "later_bytes", "later_s", "paused_s")
@@ -54,7 +54,7 @@ class IncomingRoom:
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self.bytes_max = bytes_max
         self.held_bytes = 0
-        self._held: dict[Hashable, _Begun] = {}
+        self._held: dict[Hashable, _BegunMessage] = {}
         self._look_s = float("-inf")
         """When the next look at all of them is due, while they hold more than `bytes_max`."""
 
@@ -70,7 +70,7 @@ class IncomingRoom:
         """
         begun = self._held.get(connection)
         if begun is None:
-            begun = self._held[connection] = _Begun(now_s, give_up)
+            begun = self._held[connection] = _BegunMessage(now_s, give_up)
         self.held_bytes += size - begun.bytes
         begun.bytes = size
         if self.held_bytes <= self.bytes_max:
