@@ -96,6 +96,7 @@ BROKER_HEARTBEAT = Endpoint(
     BrokerWelcome,
     Rights.CLUSTER,
     "A broker reports itself; its first report registers it.",
+    told_again=True,
 )
 CORDON = Endpoint(
     "POST",
@@ -176,6 +177,7 @@ JOIN = Endpoint(
     Rights.CONSUME,
     "Begin a consumer session.",
     idempotent=True,
+    told_again=True,
 )
 HEARTBEAT = Endpoint(
     "POST",
@@ -184,6 +186,7 @@ HEARTBEAT = Endpoint(
     Grants,
     Rights.CONSUME,
     "Renew a session; returns at once when its grants differ from known_version.",
+    told_again=True,
 )
 RELEASE = Endpoint(
     "POST",
@@ -193,6 +196,7 @@ RELEASE = Endpoint(
     Rights.CONSUME,
     "The hand-over of a partition is finished.",
     idempotent=True,
+    told_again=True,
 )
 SUSPEND = Endpoint(
     "POST",

@@ -10,12 +10,14 @@ from ..protocol.errors import FrameError, KeylaneError, NotSentError, OutcomeUnk
 from ..protocol.frames import (
     Answer,
     Pull,
+    PullShared,
     Read,
     Refused,
     Request,
     Throttled,
     decode_answer,
     frame_parts,
+    is_long_poll,
     refusal_error,
 )
 from .liveness.silence import Silence, SilencePatience
@@ -26,9 +28,8 @@ WAIT_MS_MAX = 60_000
 """No broker makes a call wait for longer, whatever it says."""
 _NEVER = float("inf")
 
-
-_WAITS = {Pull, Read}
-"""Calls that a broker answers when it has messages."""
+_FETCHES = frozenset({Pull, PullShared, Read})
+"""Of these, some wait at the broker for messages; a look-up here costs other calls less than `is_long_poll`."""
 
 
 class WebSocketChannel:
@@ -85,7 +86,7 @@ class WebSocketChannel:
             answers,
             patience,
             had_answers=lambda: self._had_answers,
-            owed=lambda: any(call.kind not in _WAITS for call in self._waiting.values()),
+            owed=lambda: not all(call.waits for call in self._waiting.values()),
         )
 
     async def call(
@@ -105,7 +106,10 @@ class WebSocketChannel:
     ) -> Calling:
         """See `network.Channel.begin`."""
         loop = self._loop
-        call = Call(asyncio.Future(loop=loop), on_answer, type(request), timeout_ms, on_part)
+        kind = type(request)
+        call = Call(asyncio.Future(loop=loop), on_answer, kind, timeout_ms, on_part)
+        if kind in _FETCHES:
+            call.waits = is_long_poll(request)
         if self.closed:
             text = f"the connection to {self._address} is closed: {self._broken}"
             call.failed(NotSentError(text))
@@ -155,11 +159,11 @@ class WebSocketChannel:
         elif type(answer) is Throttled:
             self._give_time(answer)
             return True
+        self._had_answers = True
         call = self._waiting.get(correlation_id)
         if call is None or (call.on_part is not None and call.takes_part(answer, payload)):
             return True
         del self._waiting[correlation_id], self._ends[correlation_id]
-        self._had_answers = True
         if type(answer) is Refused:
             call.failed(refusal_error(answer))
         else:

@@ -82,9 +82,7 @@ from ..protocol.routing import OrderStrategy, Route
 from ..protocol.scheduled.receipt import CanceledScheduled, ScheduledPage
 from ..protocol.verification import Verification
 from .liveness.asking_again import Asking
-from .metaservers import CALL_TIMEOUT_MS as CALL_TIMEOUT_MS  # noqa: PLC0414 - exported
-from .metaservers import Metaservers
-from .metaservers import of_program as of_program  # noqa: PLC0414 - exported
+from .metaservers import CALL_TIMEOUT_MS, Metaservers, of_program
 from .network import Channel, Network
 
 T = TypeVar("T")

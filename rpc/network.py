@@ -25,7 +25,7 @@ def is_answered(call: Calling) -> bool:
 class Call:
     """A call under way at the client: its caller waits for `future`, and its channel ends it."""
 
-    __slots__ = ("future", "kind", "on_answer", "on_part", "timeout_ms")
+    __slots__ = ("future", "kind", "on_answer", "on_part", "timeout_ms", "waits")
 
     def __init__(
         self,
@@ -40,6 +40,8 @@ class Call:
         self.on_part = on_part
         self.kind = kind
         self.timeout_ms = timeout_ms
+        self.waits = False
+        """True for what a server answers when it has messages: until then it owes no answer."""
 
     def takes_part(self, answer: Answer, payload: memoryview) -> bool:
         """Give one of several answers to who waits for them; False: it is the last one."""

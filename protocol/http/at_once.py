@@ -42,6 +42,7 @@ HEARTBEATS = Endpoint(
     HeartbeatAnswers,
     Rights.CONSUME,
     "Renew several sessions; returns at once when the grants of one of them differ from its known_version.",
+    told_again=True,
 )
 TELL_GROUPS = Endpoint(
     "POST",

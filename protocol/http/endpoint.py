@@ -34,6 +34,8 @@ class Endpoint(Generic[A_co]):
     """The content type of the answer."""
     idempotent: bool = False
     """A POST that may be repeated when its outcome is unknown.  A GET may always be repeated."""
+    told_again: bool = False
+    """A POST that its client makes again by itself, or whose content its next one has: one that gets lost costs little."""
 
     @property
     def is_get(self) -> bool:

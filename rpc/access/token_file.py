@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import os
-import select
+import selectors
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,13 +53,12 @@ def _read(path: Path, wait_s: float) -> bytes:
     # A pipe without a writer would hold the program for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
+        waits = not stat.S_ISREG(os.fstat(descriptor).st_mode)
         until_ms = SystemClock.boot_ms() + wait_s * 1000
         data = b""
         while len(data) < FILE_BYTES_MAX:
-            left_s = max(0.0, until_ms - SystemClock.boot_ms()) / 1000
-            ready, _, _ = select.select([descriptor], [], [], left_s)
-            if not ready:
-                raise TimeoutError
+            if waits:
+                _wait_for_data(descriptor, max(0.0, until_ms - SystemClock.boot_ms()) / 1000)
             part = os.read(descriptor, FILE_BYTES_MAX - len(data))
             if not part:
                 break
@@ -66,6 +66,18 @@ def _read(path: Path, wait_s: float) -> bytes:
         return data
     finally:
         os.close(descriptor)
+
+
+def _wait_for_data(descriptor: int, wait_s: float) -> None:
+    """Wait until a pipe has data, or its end.  Raises TimeoutError."""
+    # select.select takes no file number above 1,023.
+    with selectors.DefaultSelector() as ready:
+        try:
+            ready.register(descriptor, selectors.EVENT_READ)
+        except PermissionError:  # a folder or a device, where nothing is waited for
+            return
+        if not ready.select(wait_s):
+            raise TimeoutError
 
 
 class TokenFile:

@@ -2,7 +2,7 @@
 
 GET            over a connection that is kept; an answer that is overdue is asked for once more, on a new one
 other calls    on a new connection, because they may not be made twice
-of a session   over a connection that is kept: who makes them asks again by itself
+told_again     over a connection that is kept: who makes them makes them again by itself
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from ...protocol import endpoints
 from ...protocol.errors import UnreachableError
 from ...protocol.http.endpoint import Endpoint
 from ..network import Network, OpensAnew
@@ -21,16 +20,6 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 OVERDUE_SHARE = 0.4
 """The part of a call's time after which its answer is overdue: 2 s of 5."""
-
-_OF_SESSIONS = (
-    endpoints.BROKER_HEARTBEAT,
-    endpoints.HEARTBEAT,
-    endpoints.HEARTBEATS,
-    endpoints.JOIN,
-    endpoints.RELEASE,
-    endpoints.SUSPEND,
-    endpoints.LEAVE,
-)
 
 
 class CallMaker(Protocol[T_co]):
@@ -71,7 +60,7 @@ class Asking:
         network = self._network
         asked = endpoint.method, address, path, endpoint.answer
         kept = partial(network.control, *asked, body=body, query=query)
-        if endpoint in _OF_SESSIONS or not isinstance(network, OpensAnew):
+        if endpoint.told_again or not isinstance(network, OpensAnew):
             return await kept(timeout_ms=timeout_ms)
         anew = partial(network.control_anew, *asked, body=body, query=query)
         if endpoint.is_get:

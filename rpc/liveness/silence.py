@@ -7,8 +7,8 @@
 
 Invariants
     A server that only pauses loses no connection before LOST_S: it answers on none.
-    A connection that brought no answer at all makes the next one to its address wait twice as long, up to PATIENCE_S_MAX:
-    a server that reads nothing more for a while, and answers others, sees few new connections.
+    A connection that brought no answer at all makes the next one to its address wait twice as long, up to PATIENCE_S_MAX,
+    until that brings one: a server that reads nothing more for a while, and answers others, sees few new connections.
     What a quota holds back is not silence.
 """
 
@@ -54,7 +54,7 @@ class SilencePatience:
         self._of: dict[str, float] = {}
 
     def of(self, address: str) -> float:
-        """For a new connection to `address`; 0: the first ping that is not answered counts."""
+        """For a connection to `address` that has brought no answer; 0: the first ping that is not answered counts."""
         return self._of.get(address, 0.0)
 
     def given_up(self, address: str, *, had_answers: bool) -> None:
@@ -73,7 +73,7 @@ class Silence:
         socket: the connection.
         answers: whether the server answers on a new connection; it takes a few seconds at most, and does not raise.
         patience: of all connections of the client.
-        had_answers: whether this connection has brought answers to calls.
+        had_answers: whether this connection has brought answers to calls, or parts of one.
         owed: whether an answer is under way that does not wait for messages.
     """
 
@@ -115,7 +115,8 @@ class Silence:
             return True
         if silent_s >= LOST_S:
             return False
-        if self._asking is None and silent_s >= self._patience_s and now_s >= self._ask_at_s:
+        patient = silent_s < self._patience_s and not self._had_answers()
+        if self._asking is None and not patient and now_s >= self._ask_at_s:
             self._asking = asyncio.create_task(self._ask(), name=f"silence of {self._address}")
             self._asking.add_done_callback(self._asked)
         return True

@@ -80,8 +80,11 @@ SHORT_S = 1.0
 """The limit while other connections wait for room."""
 LOOKS_EACH = 4
 """While no connection waits for room, one look in four is taken: an idle server has thousands of connections."""
-UNKNOWN_MAX = 1_000
-"""Connections that have not said who calls; of more, the oldest is closed."""
+UNKNOWN_MAX = CONNECTIONS_MAX // 2
+"""
+Connections that have not said who calls; of more, the oldest is closed.  Behind a broker's restart thousands of clients
+come at once, whose first frames are read after all their handshakes.
+"""
 INTRODUCTIONS_MAX = 100
 """Frames that say who calls, of a connection within INTRODUCTIONS_S; a client sends two each few minutes."""
 INTRODUCTIONS_S = 60.0
@@ -133,7 +136,7 @@ class DataPlane:
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Serve a new connection until it ends."""
-        if len(self._connections) >= CONNECTIONS_MAX:
+        if len(self._connections) >= CONNECTIONS_MAX and not self._unknown:
             raise OverloadedError("too many connections of the data plane", limit=CONNECTIONS_MAX)
         response, socket = await accept_socket(
             request,
@@ -145,8 +148,8 @@ class DataPlane:
         guard = self._guard
         access = None if guard is None else guard.connection(request.remote or "")
         connection = PlaneConnection(socket, self._room, access)
+        self._make_room()
         self._connections.add(connection)
-        self._make_room_for_unknown()
         self._unknown[connection] = None
         socket.on_message = partial(self._answer_at_once, connection)
         reading = asyncio.create_task(self._answer_all(connection))
@@ -170,11 +173,14 @@ class DataPlane:
             connection.end()
         return response
 
-    def _make_room_for_unknown(self) -> None:
+    def _make_room(self) -> None:
         """Who says not who calls keeps no place from those who do."""
-        while len(self._unknown) >= UNKNOWN_MAX:
+        while self._unknown and (
+            len(self._unknown) >= UNKNOWN_MAX or len(self._connections) >= CONNECTIONS_MAX
+        ):
             oldest = next(iter(self._unknown))
             del self._unknown[oldest]
+            self._connections.discard(oldest)
             text = "too many connections have not said who calls"
             self._note(oldest, OverloadedError(text, limit=UNKNOWN_MAX))
             oldest.transport.abort()

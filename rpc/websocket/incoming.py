@@ -1,13 +1,51 @@
-"""What the messages that have begun to come hold together, at a server; over a limit, those that began first are given up.  Pure."""
+"""What the messages that have begun to come hold together, at a server; over a limit, the slowest are given up.  Pure.
+
+    below bytes_max         all go on
+    up to HARD_FACTOR of it what came with less than RATE_MIN over the last seconds is given up
+    above                   the slowest are given up, whatever their rate
+
+Invariants
+    A message counts with the bytes of it that have come.
+    While the server itself reads nothing of a connection, its message grows no older.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
 BYTES_MAX = 256 << 20
-PATIENCE_S = 2.0
-"""A message that began later is given up only above HARD_FACTOR * BYTES_MAX: honest clients send one in less time."""
 HARD_FACTOR = 4
+PATIENCE_S = 2.0
+"""A rate is that of the last PATIENCE_S to twice of it; a younger message is given up only for want of an older one."""
+RATE_MIN = 8 << 10
+"""Bytes a second: a batch of 128 KiB would take 16 s."""
+LOOK_S = 0.5
+"""Between two looks at all messages while they hold more than `bytes_max`, and less than HARD_FACTOR of it."""
+HARD_SHARE = 7 / 8
+"""What is left of the hard limit once it was reached: a look costs time for each connection, so it has to free some."""
+
+
+class _BegunMessage:
+    """A message that has begun: its bytes, and how many there were at two moments, for its rate."""
+
+    __slots__ = ("bytes", "from_bytes", "from_s", "give_up", "later_bytes", "later_s", "paused_s")
+
+    def __init__(self, now_s: float, give_up: Callable[[], object]) -> None:
+        self.bytes = self.from_bytes = self.later_bytes = 0
+        self.from_s = self.later_s = now_s
+        self.paused_s: float | None = None
+        """Since when the server reads nothing of its connection."""
+        self.give_up = give_up
+
+    def seen(self, now_s: float) -> tuple[float, float]:
+        """Over how many seconds its rate is known, and the rate in bytes a second."""
+        if self.paused_s is not None:
+            now_s = self.paused_s
+        if now_s - self.later_s >= PATIENCE_S:
+            self.from_s, self.from_bytes = self.later_s, self.later_bytes
+            self.later_s, self.later_bytes = now_s, self.bytes
+        known_s = now_s - self.from_s
+        return known_s, (self.bytes - self.from_bytes) / max(known_s, 0.001)
 
 
 class IncomingRoom:
@@ -16,37 +54,72 @@ class IncomingRoom:
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self.bytes_max = bytes_max
         self.held_bytes = 0
-        self._held: dict[Hashable, tuple[int, float, Callable[[], object]]] = {}
-        """Connection → bytes, when the message began, and what gives it up; the oldest message first."""
+        self._held: dict[Hashable, _BegunMessage] = {}
+        self._look_s = float("-inf")
+        """When the next look at all of them is due, while they hold more than `bytes_max`."""
 
     def note(
-        self,
-        connection: Hashable,
-        size: int,
-        begun_s: float,
-        now_s: float,
-        give_up: Callable[[], object],
+        self, connection: Hashable, size: int, now_s: float, give_up: Callable[[], object]
     ) -> None:
         """
-        Note that a message has `size` bytes of memory now, and give up others while all have too many.
+        Note that `size` bytes of a message have come, and give up others while all have too many.
 
         Args:
-            begun_s: when it began, and `now_s`, by one clock.
+            now_s: by one clock for all connections.
             give_up: ends its connection, which calls `free`.
         """
-        before = self._held.get(connection)
-        self.held_bytes += size - (before[0] if before is not None else 0)
-        self._held[connection] = size, begun_s, give_up
-        while self.held_bytes > self.bytes_max:
-            oldest = next(iter(self._held))
-            _, oldest_s, give_up_oldest = self._held[oldest]
-            if now_s - oldest_s < PATIENCE_S and self.held_bytes <= HARD_FACTOR * self.bytes_max:
-                return
-            self.free(oldest)
-            give_up_oldest()
+        begun = self._held.get(connection)
+        if begun is None:
+            begun = self._held[connection] = _BegunMessage(now_s, give_up)
+        self.held_bytes += size - begun.bytes
+        begun.bytes = size
+        if self.held_bytes <= self.bytes_max:
+            return
+        hard_bytes = HARD_FACTOR * self.bytes_max
+        if self.held_bytes > hard_bytes:
+            self._give_up_slowest(now_s, int(hard_bytes * HARD_SHARE))
+        elif now_s >= self._look_s:
+            self._look_s = now_s + LOOK_S
+            self._give_up_slowest(now_s, self.bytes_max, only_stuck=True)
+
+    def pause(self, connection: Hashable, now_s: float) -> None:
+        """Note that the server reads nothing of a connection from now on; it may have no message."""
+        begun = self._held.get(connection)
+        if begun is not None and begun.paused_s is None:
+            begun.paused_s = now_s
+
+    def resume(self, connection: Hashable, now_s: float) -> None:
+        """Note that the server reads a connection again."""
+        begun = self._held.get(connection)
+        if begun is not None and begun.paused_s is not None:
+            begun.from_s += now_s - begun.paused_s
+            begun.later_s += now_s - begun.paused_s
+            begun.paused_s = None
 
     def free(self, connection: Hashable) -> None:
         """Note that the message of a connection is whole, or given up; it may have none."""
-        held = self._held.pop(connection, None)
-        if held is not None:
-            self.held_bytes -= held[0]
+        begun = self._held.pop(connection, None)
+        if begun is not None:
+            self.held_bytes -= begun.bytes
+
+    def _give_up_slowest(
+        self, now_s: float, down_to_bytes: int, *, only_stuck: bool = False
+    ) -> None:
+        """
+        Give up messages, the slowest first, until the others hold `down_to_bytes`.
+
+        Args:
+            only_stuck: only those whose rate is known and below RATE_MIN.
+        """
+        ranked = []
+        for connection, begun in self._held.items():
+            known_s, rate = begun.seen(now_s)
+            young = known_s < PATIENCE_S
+            if not only_stuck or (rate < RATE_MIN and not young):
+                ranked.append((young, rate, connection, begun.give_up))
+        ranked.sort(key=lambda each: each[:2])
+        for _, _, connection, give_up in ranked:
+            if self.held_bytes <= down_to_bytes:
+                return
+            self.free(connection)
+            give_up()

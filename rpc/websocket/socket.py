@@ -10,7 +10,8 @@ Invariants
     While `QUEUED_BYTES_MAX` wait for `receive`, nothing is read; an empty message counts too.
     A server takes masked frames only, and a client none that is masked.
     Of the pings of a peer that does not read, only the last one is answered.
-    A peer from which nothing comes for `heartbeat_s` is asked, and lost after half of that again, or when `judge` says so.
+    A peer from which nothing comes for `heartbeat_s` is asked, and lost after half of that again.
+    With a `judge` it is asked then only if it owes an answer, else after 8 s, and lost when the judge says so.
     A server waits `MESSAGE_S` for the end of a message that has begun, and all of these together have a bound (`incoming`).
     Pings and small fragments are counted, and frames of one turn of the event loop: no peer keeps it from the others.
 """
@@ -95,7 +96,9 @@ class DataSocket(asyncio.BufferedProtocol):
     """
 
     _begun_s = 0.0
-    """When the message began whose end has not come, by the loop's clock."""
+    """When the message began whose end has not come, by the loop's clock; later by the time that nothing was read."""
+    _paused_s = 0.0
+    """When the last pause of reading began."""
     _turn_s = -1.0
     _turn_frames = 0
     """Frames of the turn of the event loop that began at `_turn_s`."""
@@ -209,18 +212,21 @@ class DataSocket(asyncio.BufferedProtocol):
             self._take(head, frame)
             if self._incoming is not None:
                 self._note_incoming(self._incoming)
-        elif self._filled == size:
+            return
+        if self._filled == size:
             larger = bytearray(min(2 * size, head.length))
             larger[:size] = self._frame
             self._frame = larger  # the old one cannot be extended while the loop has a view of it
-            if self._incoming is not None:
-                self._note_incoming(self._incoming)
+        if self._incoming is not None:
+            self._note_incoming(self._incoming)
 
     def _note_incoming(self, room: IncomingRoom) -> None:
-        """Note what the message holds whose end has not come."""
-        size = len(self._frame) + self._joiner.begun_bytes
+        """Note what has come of the message whose end has not come."""
+        size = self._joiner.begun_bytes + (self._filled if self._head is not None else 0)
         if size and not self._ended:
-            room.note(self, size, self._begun_s, self._loop.time(), self._give_up)
+            room.note(self, size, self._loop.time(), self._give_up)
+            if not self._reading:
+                room.pause(self, self._paused_s)
         else:
             room.free(self)
 
@@ -281,12 +287,18 @@ class DataSocket(asyncio.BufferedProtocol):
             self._loop.call_soon(self._read_on)
 
     def _pause_reading(self) -> None:
-        self._reading = False
+        self._reading, self._paused_s = False, self._loop.time()
         self._transport.pause_reading()
+        if self._incoming is not None:
+            self._incoming.pause(self, self._paused_s)
 
     def _read_on(self) -> None:
         """Read again, unless too much waits for `receive`, which then reads on."""
         if not self._reading and not self._ended and self._queued_bytes <= QUEUED_BYTES_MAX:
+            now_s = self._loop.time()
+            self._begun_s += now_s - self._paused_s  # it was not the peer that was late
+            if self._incoming is not None:
+                self._incoming.resume(self, now_s)
             self._reading = True
             self._transport.resume_reading()
 
@@ -537,10 +549,8 @@ class DataSocket(asyncio.BufferedProtocol):
         """True if a client's message that has begun takes too long to end."""
         if self._client or (self._head is None and self._joiner.opcode is None):
             return False
-        now_s = self._loop.time()
-        if not self._reading:
-            self._begun_s = now_s  # it is not the peer that is late
-        return now_s - self._begun_s > MESSAGE_S
+        until_s = self._loop.time() if self._reading else self._paused_s
+        return until_s - self._begun_s > MESSAGE_S
 
     def _check_alive_in(self, after_s: float) -> asyncio.TimerHandle:
         return self._loop.call_at(at_a_tick(after_s, self._loop.time()), self._check_alive)

@@ -24,10 +24,11 @@ from ...protocol.errors import (
 from ...protocol.limits import READ_GIVE_UP_MS
 from ...protocol.reading.placing import OwnPlace, place_in_order
 from ...protocol.routing import Partition, PartitionState, Route, logical_partition
-from ...rpc.client import CALL_TIMEOUT_MS, BrokerClient, MetaClient
+from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections, clean_up, in_turns
 from ...rpc.environment import Environment, environment_of
 from ...rpc.http_network import HttpNetwork
+from ...rpc.metaservers import CALL_TIMEOUT_MS
 from .batches import finished
 from .lineage import Branch, Lineage, StoredOffsets, View, branches_of
 from .offset import StreamOffset

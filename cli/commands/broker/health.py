@@ -12,8 +12,8 @@ from ....protocol.control import Health
 from ....protocol.endpoints import READY
 from ....protocol.errors import ConfigError, ForeignServerError
 from ....protocol.scheduled.deliver_at import shown
-from ....rpc.client import of_program
 from ....rpc.http_network import client_network
+from ....rpc.metaservers import of_program
 from ...options import OutputFormat
 from ...screen import make_table, show_json, show_table
 

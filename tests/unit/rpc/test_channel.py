@@ -16,7 +16,16 @@ from keylane.protocol.errors import (
     OutcomeUnknownError,
     OverloadedError,
 )
-from keylane.protocol.frames import Append, Batches, Read, Release
+from keylane.protocol.frames import (
+    Append,
+    Batches,
+    Pull,
+    PullShared,
+    Read,
+    Release,
+    Request,
+    encode_frame,
+)
 from keylane.protocol.limits import FRAME_BYTES_MAX, IN_FLIGHT_PER_CONNECTION_MAX
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.server import Server
@@ -301,3 +310,44 @@ async def test_overloaded_handler_is_just_a_refusal(network):
             await channel.call(Append(1), timeout_ms=5_000)
     await channel.close()
     await server.stop()
+
+
+@pytest.mark.parametrize(
+    ("request_", "owed"),
+    [
+        (Append(1), True),
+        (Read(1, 0, 0), True),
+        (Read(1, 0, 0, wait_ms=1), False),
+        (Pull(1, "g", "s", 1, 0, 0, 30_000), False),
+        (PullShared(1, "g", "s", 1, 1, 0, 30_000, 1_000), False),
+    ],
+)
+async def test_answer_is_owed_unless_its_call_waits_for_messages(
+    network, request_: Request, owed: bool
+):
+    """A silent connection that owes none has fewer pings."""
+
+    async def never(_request, _payload):
+        await asyncio.Event().wait()
+
+    server = Server([], data_handler=never)
+    await server.start("127.0.0.1", 0)
+    channel = await network.open_channel(server.address, timeout_ms=2_000)
+    assert not channel._silence.asks(0.0)
+    channel.begin(request_, timeout_ms=5_000)
+    assert channel._silence.asks(0.0) is owed
+    await channel.close()
+    await server.stop()
+
+
+async def test_part_of_a_pull_counts_as_an_answer(channel, desk):
+    """A connection of a consumer alone has hardly any other one, and was taken for one that brings none."""
+    parts: list[object] = []
+    channel.begin(
+        Read(1, 0, 0), timeout_ms=5_000, on_part=lambda answer, _payload: parts.append(answer)
+    )
+    (number,) = channel._waiting
+    assert not channel._silence._had_answers()
+    assert channel._take(bytearray(encode_frame(number, Batches(0, 1, 1, False, more=True))))
+    assert len(parts) == 1
+    assert channel._silence._had_answers()

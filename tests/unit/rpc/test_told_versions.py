@@ -179,3 +179,19 @@ async def test_plain_http_needs_no_version_and_is_told_the_servers(serve) -> Non
         async with session.get(f"http://{there.address}/v1/health", headers=headers) as response:
             assert response.status == 400
             assert (await response.json())["code"] == InvalidRequestError.code
+
+
+async def test_proxy_is_not_taken_for_its_broker_when_it_answers_in_its_place(
+    network, serve
+) -> None:
+    """A proxy's 502 ended the connections of all clients while the broker behind it paused."""
+    there = await serve()  # it has no call for its health, and says so
+    assert await network._answers(there.address)
+
+    async def refuse(_request: web.Request) -> web.Response:
+        return web.Response(status=502, text="Bad Gateway")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", refuse)
+    async with TestServer(app) as proxy:
+        assert not await network._answers(f"127.0.0.1:{proxy.port}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import resource
 import threading
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from keylane.protocol.access.tokens import make_token
 from keylane.protocol.errors import TokenInvalidError, UnauthenticatedError
-from keylane.rpc.access.token_file import TokenFile, refused_token, token_in_file
+from keylane.rpc.access.token_file import FILE_BYTES_MAX, TokenFile, refused_token, token_in_file
 
 REFUSAL = UnauthenticatedError(
     "the token is not of this cluster, or it was revoked", reason="unknown token"
@@ -118,6 +119,30 @@ def test_pipe_without_a_writer_holds_no_program(path):
         os.close(writer)
 
 
+def test_token_is_read_when_the_process_has_over_1023_open_files(path):
+    """`select.select` refuses such a file number: a new token was never read."""
+    token = path.read_text()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 2_048), hard), hard))
+    pipe = path.with_name("pipe")
+    os.mkfifo(pipe)
+    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(1_024)]
+    writer = os.open(pipe, os.O_RDWR)
+    try:
+        os.write(writer, token.encode().ljust(FILE_BYTES_MAX))
+        assert token_in_file(path) == token
+        assert token_in_file(pipe) == token
+    finally:
+        for each in [writer, *others]:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_folder_in_place_of_the_token_is_told(tmp_path):
     with pytest.raises(TokenInvalidError, match="Is a directory"):
         token_in_file(tmp_path)
+
+
+def test_empty_device_in_place_of_the_token_is_told():
+    with pytest.raises(TokenInvalidError, match="/dev/null"):
+        token_in_file(Path("/dev/null"))

@@ -80,7 +80,13 @@ class NotingNetwork:
         (endpoints.SUBJECTS, ["kept", "anew"]),
         (endpoints.CREATE_SUBJECT, ["anew"]),
         (endpoints.RESET_GROUP, ["anew"]),
+        (endpoints.LEAVE, ["anew"]),
+        (endpoints.SUSPEND, ["anew"]),
+        (endpoints.BROKER_HEARTBEAT, ["kept"]),
         (endpoints.HEARTBEAT, ["kept"]),
+        (endpoints.HEARTBEATS, ["kept"]),
+        (endpoints.JOIN, ["kept"]),
+        (endpoints.RELEASE, ["kept"]),
     ],
 )
 async def test_call_takes_a_connection_that_is_kept_when_it_may_be_made_again(endpoint, made):

@@ -124,13 +124,22 @@ async def test_patience_doubles_when_connections_bring_no_answers():
         waited.append(patience.of("a:1"))
     assert waited == [1, 2, 4, 8, PATIENCE_S_MAX, PATIENCE_S_MAX, PATIENCE_S_MAX]
     path = Path(answers=True)
-    judged = judge(SilentSocket(), path, patience)
+    judged = judge(SilentSocket(), path, patience, had_answers=False)
     assert judged.goes_on(PATIENCE_S_MAX - 1)
     await asyncio.sleep(0.05)
     assert path.asked == 0
-    assert judged.goes_on(PATIENCE_S_MAX)
+
+
+async def test_patience_ends_when_a_connection_brings_an_answer():
+    """One that had answered for hours was judged after 16 s, for the sake of those before it."""
+    patience = SilencePatience()
+    for _ in range(7):
+        patience.given_up("a:1", had_answers=False)
+    path, socket = Path(answers=True), SilentSocket()
+    judged = judge(socket, path, patience, had_answers=True)
+    assert judged.goes_on(3.0)
     await asyncio.sleep(0.05)
-    assert patience.of("a:1") == 0
+    assert (path.asked, len(socket.given_up), patience.of("a:1")) == (1, 1, 0)
 
 
 async def test_connection_is_not_given_up_when_it_has_ended_by_itself():

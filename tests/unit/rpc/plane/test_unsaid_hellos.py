@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 
 import aiohttp
 import pytest
@@ -19,14 +20,19 @@ from support.raw_frames import greet
 
 @pytest.fixture
 async def connect():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4_096), hard), hard))
+
     async def handler(_request, _payload):
         return Released(), b""
 
     server = Server([], data_handler=handler)
     await server.start("127.0.0.1", 0)
-    async with aiohttp.ClientSession() as session, asyncio.timeout(30):
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session, asyncio.timeout(30):
         yield lambda: session.ws_connect(f"http://{server.address}{DATA_PATH}")
     await server.stop()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def served(socket: aiohttp.ClientWebSocketResponse) -> bool:
@@ -60,6 +66,45 @@ async def test_oldest_connection_without_hello_is_closed_when_there_are_too_many
         await greet(socket)
         assert await served(socket)
     assert await served(greeted)
+
+
+@pytest.mark.slow
+async def test_connections_stay_when_over_a_thousand_come_at_once(connect, monkeypatch):
+    """As behind a restart of their broker: all have had their handshakes before the first Hello is read."""
+    monkeypatch.setattr(data_plane, "AUTHENTICATE_S", 60.0)
+    first = await connect()
+    there = first.get_extra_info("peername")
+    request = (
+        f"GET {DATA_PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: upgrade\r\n"
+        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+    ).encode()
+    writers = []
+    for _ in range(1_010):
+        reader, writer = await asyncio.open_connection(*there[:2])
+        writer.write(request)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
+        writers.append(writer)
+    await greet(first)
+    assert await served(first)
+    for writer in writers:
+        writer.transport.abort()
+
+
+async def test_oldest_connection_without_hello_is_closed_when_all_places_are_taken(
+    connect, monkeypatch
+):
+    monkeypatch.setattr(data_plane, "CONNECTIONS_MAX", 3)
+    greeted = [await connect() for _ in range(2)]
+    for socket in greeted:
+        await greet(socket)
+    silent = await connect()
+    late = await connect()
+    assert (await silent.receive()).type is not aiohttp.WSMsgType.BINARY
+    await greet(late)
+    for socket in [*greeted, late]:
+        assert await served(socket)
+    with pytest.raises(aiohttp.WSServerHandshakeError, match="503"):
+        await connect()
 
 
 async def test_connection_that_repeats_its_hello_without_end_is_refused(connect):

@@ -189,25 +189,52 @@ def test_message_is_not_late_when_it_is_the_server_that_reads_nothing(run, monke
 
 
 def test_messages_without_an_end_hold_a_bounded_amount_together(run):
-    """The first ones are given up for the later ones, and their memory is free."""
+    """The one that has come to a stop is given up for the later ones, and its memory is free."""
 
     async def body():
         room = IncomingRoom(1 << 20)
-        room.note("another connection", 4 << 20, 0.0, 0.0, lambda: None)
         async with both_ends(room=room) as (theirs, ours):
             theirs.transport.write(encode_head(Opcode.BINARY, BYTES_MAX, masked=True) + bytes(100))
             while not room.held_bytes:
                 await asyncio.sleep(0.01)
+            assert room.held_bytes == 100  # whatever memory it has
             theirs.transport.write(bytes(BYTES_MAX - 200))
             while ours._filled < BYTES_MAX - 100:
                 await asyncio.sleep(0.01)
-            assert BYTES_MAX // 2 < room.held_bytes <= BYTES_MAX
-            later = asyncio.get_running_loop().time() + PATIENCE_S + 1
+            assert room.held_bytes == BYTES_MAX - 100
             given_up: list[int] = []
-            room.note("a later one", 10, later, later, lambda: given_up.append(1))
+            for step in (1, 2, 3):
+                later = asyncio.get_running_loop().time() + step * (PATIENCE_S + 1)
+                room.note("a later one", 100_000 * step, later, lambda: given_up.append(1))
             assert await theirs.receive() is None
             assert theirs.close_code == CloseCode.TRY_AGAIN_LATER
-            assert (room.held_bytes, given_up, len(ours._frame)) == (10, [], 0)
+            assert (room.held_bytes, given_up, len(ours._frame)) == (300_000, [], 0)
+
+    run(body)
+
+
+def test_message_is_not_given_up_for_others_when_the_server_reads_nothing(run):
+    """As while a quota holds the connection."""
+
+    async def body():
+        room = IncomingRoom(256 << 10)
+        async with both_ends(room=room) as (theirs, ours):
+            half = QUEUED_BYTES_MAX // 2 + 1
+            await theirs.send((bytes(half),))
+            while not ours._messages:
+                await asyncio.sleep(0.01)
+            theirs.transport.write(encode_head(Opcode.BINARY, 1_000, masked=True) + bytes(500))
+            while room.held_bytes != 500:
+                await asyncio.sleep(0.01)
+            ours._keep(Opcode.BINARY, bytearray(half))
+            for step in (1, 2, 3):
+                later = asyncio.get_running_loop().time() + step * (PATIENCE_S + 1)
+                room.note("another", 300_000 * step, later, lambda: None)
+            assert not ours.closed
+            assert [len(await ours.receive()) for _ in range(2)] == [half, half]
+            theirs.transport.write(bytes(500))
+            assert await ours.receive() == bytes(1_000)
+            assert room.held_bytes == 900_000
 
     run(body)
 
