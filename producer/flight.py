@@ -138,15 +138,15 @@ class Turn:
     def begin(self) -> None:
         """Have `ended` called at the end of this turn."""
         if not self.begun:
-            self.begun = True
             self._loop.call_soon(self._end)
+            self.begun = True
 
     def add(self, executor: Pushed) -> Callable[[], object] | None:
         """Have `executor` pushed at the end of this turn; returns what may push it before."""
         self._due[executor] = None
         if not self.begun:
-            self.begun = True
             self._loop.call_soon(self._end)
+            self.begun = True
         return self._hurry if self._lone else None
 
     def _hurry(self) -> None:
