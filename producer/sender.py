@@ -535,8 +535,8 @@ class SubjectSender:
             return
         # Newer messages of the range wait behind these until there is a newer route.
         self.held.put_first(batches)
-        self._refill()
         self._refresh.set()
+        self._refill()
 
     def _release_held(self) -> None:
         """Hand held messages to their executors, the oldest first; messages without an executor stay held."""
@@ -581,8 +581,12 @@ class SubjectSender:
         self._routed.set()
         if self._expiring is not None:
             self._expiring.cancel()
-        for executor in self.executors:
-            self.held.put_first(await executor.close())
+        left: list[OutgoingBatch] = []
+        try:
+            for executor in self.executors:
+                left += await executor.close()
+        finally:
+            self.held.put_first(left)
         self.held.give_up(error)
 
 
