@@ -158,14 +158,16 @@ class Turn:
 
     def _end(self) -> None:
         self.begun = False
-        self._ended()
-        due = self._due
-        if self._hurried:
-            self._lone, self._hurried = not due, False
-        else:
-            self._lone = len(due) == 1 and len(next(iter(due)).open.values) == 1
-        if due:
-            self._push()
+        try:
+            self._ended()
+        finally:
+            due = self._due
+            if self._hurried:
+                self._lone, self._hurried = not due, False
+            else:
+                self._lone = len(due) == 1 and len(next(iter(due)).open.values) == 1
+            if due:
+                self._push()
 
     def _push(self) -> None:
         due, self._due = self._due, {}
