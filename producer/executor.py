@@ -29,7 +29,6 @@ from ..protocol.errors import (
     SequenceGapError,
     SequenceReusedError,
     StaleRouteError,
-    SubjectUnknownError,
 )
 from ..protocol.frames import Answer, Append, Appended
 from ..protocol.record import Compression
@@ -38,13 +37,13 @@ from ..protocol.text import counted
 from ..rpc.client import BrokerClient
 from ..rpc.network import Calling, Channel, Gathering, is_answered
 from .executor_state import STEADY, ExecutorEvent, ExecutorState, MessageGroup, Reach
-from .failure import NOT_HERE, Step, decide_after_failure, wait_stage
+from .failure import Step, decide_after_failure, is_hopeless, wait_stage
 from .flight import CROWD, ExecutorOwner, Turn
 from .identity import Identity
 from .outgoing_batch import OutgoingBatch, first_receipt
 from .send_budget import SendBudget
 from .settings import ProducerSettings
-from .waiting import NOT_WAITING, PartitionWaits, UnforeseenErrors, WaitCause
+from .waiting import NOT_WAITING, PartitionWaits, TroubleLog, WaitCause, keep_trying
 
 log = logging.getLogger("keylane.producer")
 
@@ -114,7 +113,11 @@ class Executor:
         self._next_sequence = 0
         self._pauses = settings.backoff.pauses(rng)
         """Reset whenever a batch is stored."""
-        self._task = asyncio.create_task(self._run(), name=f"send {group.partition_name}")
+        self._troubles = TroubleLog(group.partition_name)
+        self._fault: Exception | None = None
+        """What a step of sending raised outside of the task, until the task raises it."""
+        trying = keep_trying(self._try, self._failed, self._pauses, self._troubles)
+        self._task = asyncio.create_task(trying, name=f"send {group.partition_name}")
 
     # ── filling ──────────────────────────────────────────────────────────────────────────────────────
     def started(self) -> None:
@@ -132,9 +135,10 @@ class Executor:
 
     def _close_open(self) -> OutgoingBatch:
         """Take the open batch, and begin another."""
-        batch, self.open = self.open, OutgoingBatch(self._loop)
+        batch, following = self.open, OutgoingBatch(self._loop)
         count = batch.count = len(batch.values)
         self._budget.enter(count, batch.full_size - batch.room, expired=batch.expired)
+        self.open = following
         return batch
 
     def filled(self) -> None:
@@ -164,8 +168,9 @@ class Executor:
         if not self.batches:
             return
         self.roll()
-        in_flight = [batch if batch.sends else sieve(batch) for batch in self._in_flight]
-        self._in_flight = deque(batch for batch in in_flight if batch is not None)
+        sifted = {batch: batch if batch.sends else sieve(batch) for batch in self._in_flight}
+        self._in_flight = deque(batch for batch in sifted.values() if batch is not None)
+        self._again = deque(batch for batch in map(sifted.get, self._again) if batch is not None)
         self._queue = deque(batch for batch in map(sieve, self._queue) if batch is not None)
         self._fewer()
 
@@ -194,38 +199,35 @@ class Executor:
         self.state = self.state.after(event)
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────
-    async def _run(self) -> None:
-        faults = UnforeseenErrors(self.group.partition_name)
-        while True:
-            try:
-                if self.state.available:
-                    await self._wait_for_work()
-                if self._broker is None:
-                    text = "the metaserver knows no broker of this group that answers"
-                    raise NotSentError(text, broker_group=self.group.broker_group)
-                channel = await self._broker.channel()
-                if self.idle:
-                    # With nothing to send, an open channel is the only sign that the broker answers again.
-                    self._tried(ExecutorEvent.ANSWERED)
-                    continue
-                await self._stream(channel)
-            except Exception as raised:  # noqa: BLE001 - logged there
-                error = faults.failure(raised)
-                self._tried(ExecutorEvent.FAILED)
-                if self._after_failure(error, hopeless=await self._hopeless(error)):
-                    self._pauses.skip()
-                    continue
-                self._budget.retries += 1
-                wait_ms = self._pauses.next_ms()
-                log.debug(
-                    "%s: %s; again in %d ms", self.group.partition_name, error.message, wait_ms
-                )
-                await asyncio.sleep(wait_ms / 1000)
+    async def _try(self) -> bool:
+        """Wait for messages, and send until that fails or the channel is of no use; False: there is always a next try."""
+        if self.state.available:
+            while self.idle:
+                self._wake.clear()
+                await self._wake.wait()
+        if self._broker is None:
+            text = "the metaserver knows no broker of this group that answers"
+            raise NotSentError(text, broker_group=self.group.broker_group)
+        channel = await self._broker.channel()
+        if self.idle:
+            # With nothing to send, an open channel is the only sign that the broker answers again.
+            self._tried(ExecutorEvent.ANSWERED)
+            self._troubles.answered()
+        else:
+            await self._stream(channel)
+        return False
 
-    async def _wait_for_work(self) -> None:
-        while self.idle:
-            self._wake.clear()
-            await self._wake.wait()
+    async def _failed(self, raised: Exception) -> bool:
+        """Act on what a try raised; True if the next one needs no pause."""
+        error = self._troubles.failure(raised)
+        self._tried(ExecutorEvent.FAILED)
+        doubtful = bool(self._in_flight) and self._in_flight[0].doubtful
+        hopeless = doubtful and await is_hopeless(self, error, self._owner.ask_history)
+        if self._after_failure(error, hopeless=hopeless):
+            return True
+        self._budget.retries += 1
+        log.debug("%s: %s; it is tried again", self.group.partition_name, error.message)
+        return False
 
     def _tried(self, event: ExecutorEvent) -> None:
         """Note the end of a try, ANSWERED or FAILED, and tell the owner if that changes the state."""
@@ -242,9 +244,12 @@ class Executor:
             and not (self._troubled or self._again or channel.closed)
             and (self._calls or self._broker is self._of_channel)
         ):
-            self._fill(channel)
-            if not self._linger_ms or self._calls or not self.open.values:
-                return
+            try:
+                self._fill(channel)
+                if not self._linger_ms or self._calls or not self.open.values:
+                    return
+            except Exception as fault:  # noqa: BLE001 - raised by the task
+                self._fault = fault
         self._wake.set()
 
     async def _stream(self, channel: Channel) -> None:
@@ -257,6 +262,9 @@ class Executor:
         try:
             while True:
                 self._wake.clear()
+                if self._fault is not None:
+                    fault, self._fault = self._fault, None
+                    raise fault
                 self._settle_stored()
                 if calls and calls[0][1].done():
                     calls[0][1].result()  # raises
@@ -278,11 +286,12 @@ class Executor:
                     await asyncio.gather(*(call for _, call in left), return_exceptions=True)
                 finally:
                     for batch, call in left:
+                        # An answered one may be sent again behind one that failed, whose epoch may end.
+                        batch.doubtful |= is_answered(call) or call.cancelled()
+                    for batch, call in left:
                         settles = is_answered(call) and (settles or self._task.cancelling() > 0)
                         if settles:
                             self._settle(batch, call.result()[0])
-                        else:  # stored or not, it is sent again behind one that failed: that one's epoch may end
-                            batch.doubtful |= is_answered(call) or call.cancelled()
             if not calls:
                 self._land()
 
@@ -308,7 +317,11 @@ class Executor:
                 batch = self._take(idle=not calls)
             if batch is None:
                 break
-            calls.append((batch, self._call(channel, batch)))
+            try:
+                calls.append((batch, self._call(channel, batch)))
+            except Exception:
+                again.appendleft(batch)  # no other batch is sent before it
+                raise
             if not (again or self._troubled or self._queue):
                 break  # the open batch waits for an answer
         if calls and not self._flying:
@@ -364,7 +377,13 @@ class Executor:
             self._next_sequence += batch.count
         batch.sends += 1
         answered = partial(self._answered, batch)
-        return channel.begin(self._append, data, timeout_ms=self._timeout_ms, on_answer=answered)
+        try:
+            return channel.begin(
+                self._append, data, timeout_ms=self._timeout_ms, on_answer=answered
+            )
+        except Exception:
+            batch.doubtful = True  # no one knows how far it came
+            raise
 
     def _answered(self, batch: OutgoingBatch, call: Calling) -> None:
         """Settle what is stored, and send what waited for it, where the answer arrives."""
@@ -375,27 +394,35 @@ class Executor:
                 batch.doubtful = True
             self._wake.set()
             return
-        self._settle_stored()
-        if self._channel is not None:
-            if not self._calls:
-                self._land()
-            if self._troubled or self._in_flight or self._queue or self.open.values:
-                self.push()
+        try:
+            self._settle_stored()
+            if self._channel is not None:
+                if not self._calls:
+                    self._land()
+                if self._troubled or self._in_flight or self._queue or self.open.values:
+                    self.push()
+        except Exception as fault:  # noqa: BLE001 - raised by the task
+            self._fault = fault
+            self._wake.set()
 
     def _settle_stored(self) -> None:
         """Settle the oldest batches, as far as they are stored."""
         calls = self._calls
         while calls and is_answered(calls[0][1]):
-            batch, call = calls.popleft()
+            batch, call = calls[0]
             self._settle(batch, call.result()[0])
+            calls.popleft()
 
     def _settle(self, batch: OutgoingBatch, answer: Answer) -> None:
         assert type(answer) is Appended
         if self.state is not STEADY and not self.state.available:
             self._tried(ExecutorEvent.ANSWERED)
         self._pauses.reset()
-        self._in_flight.remove(batch)
-        self._budget.stored(batch, first_receipt(answer, self.partition, static=self._static))
+        if self._troubles.told:
+            self._troubles.answered()
+        if batch in self._in_flight:  # else it is settled again, after a fault in what follows
+            self._budget.stored(batch, first_receipt(answer, self.partition, static=self._static))
+            self._in_flight.remove(batch)
         if self._waits.cause is not NOT_WAITING:
             self._waits.over()
         if self.state is not STEADY:
@@ -412,28 +439,6 @@ class Executor:
             self._owner.emptied(self)
 
     # ── after a failure ──────────────────────────────────────────────────────────────────────────────
-    async def _hopeless(self, error: KeylaneError) -> bool:
-        """
-        True if no broker knows whether the oldest batch is stored, and the loss is not accepted.
-
-        A broker without the partition may have replaced a lost broker, or may have the address of a broker that moved.
-        The metaserver knows which.  It is asked after the refusal, because an earlier answer may be out of date.
-        """
-        doubtful = bool(self._in_flight) and self._in_flight[0].doubtful
-        state = self.state
-        if state.lost or not (state.gone and doubtful and isinstance(error, NOT_HERE)):
-            return False
-        address = self.partition.address
-        try:
-            if self.partition.broker_group in await self._owner.ask_history():
-                return False
-        except SubjectUnknownError:
-            pass
-        except KeylaneError as silent:
-            log.debug("%s: history: %s", self.group.partition_name, silent.message)
-            return False
-        return self.state.gone and not self.state.lost and self.partition.address == address
-
     def _after_failure(self, error: KeylaneError, *, hopeless: bool) -> bool:
         """Act on the failure of the oldest batch; True if the next try needs no pause."""
         if not self._in_flight and self._take(idle=True) is None:
@@ -446,7 +451,7 @@ class Executor:
         step = self._next_step(error, hopeless=hopeless)
         renamed = isinstance(error, SequenceReusedError | ProducerFencedError)
         if renamed:
-            self._new_identity()
+            self._producer_id = self._identity.renew(self._producer_id, self.group.partition_name)
         if step is Step.AGAIN:
             # With a gap before the oldest batch, the broker has forgotten this producer: no older batch is missing.
             forgotten = isinstance(error, SequenceGapError) and self._in_flight[0].sends > 1
@@ -520,12 +525,13 @@ class Executor:
         return batches
 
     def _give_up_oldest(self, error: KeylaneError) -> None:
-        head = self._in_flight.popleft()
+        head = self._in_flight[0]
+        self._budget.give_up(head, error)
+        self._in_flight.popleft()
         for batch in self._in_flight:
             # The broker does not recognize it under a new epoch.  It is not stored if the oldest batch is not.
             batch.leave(refused=not head.doubtful)
         self._new_epoch()
-        self._budget.give_up(head, error)
         self._fewer()
 
     def _give_up_large(self, error: MessageTooLargeError) -> bool:
@@ -570,14 +576,6 @@ class Executor:
         for batch in self._in_flight:
             batch.unpack()
 
-    def _new_identity(self) -> None:
-        """Take another producer id: another producer uses this one, and the batches here are not stored."""
-        log.warning(
-            "%s: the producer id %x is used by another producer; continuing under a new one",
-            self.group.partition_name, self._producer_id,
-        )  # fmt: skip
-        self._producer_id = self._identity.renew(self._producer_id)
-
     def moved(self, address: str, broker: BrokerClient) -> None:
         """Follow the broker group to a new address; batches in flight are counted for the old one."""
         self.partition = msgspec.structs.replace(self.partition, address=address)
@@ -593,4 +591,7 @@ class Executor:
         self._channel = None
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        return [*self._in_flight, *self._queue]
+        batches = [*self._in_flight, *self._queue]
+        self._in_flight.clear()
+        self._queue.clear()
+        return batches

@@ -138,15 +138,15 @@ class Turn:
     def begin(self) -> None:
         """Have `ended` called at the end of this turn."""
         if not self.begun:
-            self.begun = True
             self._loop.call_soon(self._end)
+            self.begun = True
 
     def add(self, executor: Pushed) -> Callable[[], object] | None:
         """Have `executor` pushed at the end of this turn; returns what may push it before."""
         self._due[executor] = None
         if not self.begun:
-            self.begun = True
             self._loop.call_soon(self._end)
+            self.begun = True
         return self._hurry if self._lone else None
 
     def _hurry(self) -> None:
@@ -158,14 +158,16 @@ class Turn:
 
     def _end(self) -> None:
         self.begun = False
-        self._ended()
-        due = self._due
-        if self._hurried:
-            self._lone, self._hurried = not due, False
-        else:
-            self._lone = len(due) == 1 and len(next(iter(due)).open.values) == 1
-        if due:
-            self._push()
+        try:
+            self._ended()
+        finally:
+            due = self._due
+            if self._hurried:
+                self._lone, self._hurried = not due, False
+            else:
+                self._lone = len(due) == 1 and len(next(iter(due)).open.values) == 1
+            if due:
+                self._push()
 
     def _push(self) -> None:
         due, self._due = self._due, {}

@@ -133,9 +133,11 @@ class HeldMessages:
 
     def give_up(self, error: KeylaneError) -> None:
         """Give up all messages for `error`."""
-        for batch in self.take_all():
-            if len(batch):
-                self._budget.give_up(batch, error)
+        while self.batches:
+            if len(self.batches[0]):
+                self._budget.give_up(self.batches[0], error)
+            del self.batches[0]  # given up once, also if the next one fails
+        self.replace(())
 
     def report(self, why: WaitCause) -> None:
         """Log at growing intervals why messages are held."""

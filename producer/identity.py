@@ -1,4 +1,4 @@
-"""The id that a producer sends under.  Pure; the source of ids is passed in.
+"""The id that a producer sends under.  Pure but for the log; the source of ids is passed in.
 
 Brokers recognize a batch by (id, epoch, sequence), and refuse another batch with the same three: a producer that is
 refused so takes a new id.
@@ -6,7 +6,11 @@ refused so takes a new id.
 
 from __future__ import annotations
 
+import logging
+
 from ..rpc.identity import DrawBits
+
+log = logging.getLogger("keylane.producer")
 
 
 class Identity:
@@ -16,8 +20,16 @@ class Identity:
         self._draw = draw
         self.producer_id = draw(63) | 1
 
-    def renew(self, clashed: int) -> int:
-        """The id that replaces `clashed`; every executor that passes the same `clashed` gets the same new id."""
+    def renew(self, clashed: int, partition_name: str) -> int:
+        """
+        The id that replaces `clashed`, which another producer uses too: the batches sent under it are not stored.
+
+        Every executor that passes the same `clashed` gets the same new id.
+        """
+        log.warning(
+            "%s: the producer id %x is used by another producer; continuing under a new one",
+            partition_name, clashed,
+        )  # fmt: skip
         if self.producer_id == clashed:
             self.producer_id = self._draw(63) | 1
         return self.producer_id

@@ -38,7 +38,7 @@ from .placing import Place, QueueStarts
 from .send_budget import SendBudget
 from .send_future import BatchFuture, SendFuture
 from .settings import ProducerSettings
-from .waiting import NO_PARTITION, OLDER_ROUTE, RouteLog, UnforeseenErrors, WaitCause, route_cause
+from .waiting import NO_PARTITION, OLDER_ROUTE, RouteLog, WaitCause, keep_trying, route_cause
 
 log = logging.getLogger("keylane.producer")
 CLIENT_TYPE = "producer"
@@ -109,7 +109,9 @@ class SubjectSender:
         self._expiring: asyncio.TimerHandle | None = None
         self._expire_ms = EXPIRE_MS_MAX
         """The interval between two searches for overdue messages."""
-        self._task = asyncio.create_task(self._follow_routes(), name=f"route {subject}")
+        self._pauses = settings.backoff.pauses(rng)
+        trying = keep_trying(self._follow, self._failed, self._pauses, self._route_log)
+        self._task = asyncio.create_task(trying, name=f"route {subject}")
         # Not in the task: a task that is cancelled before its first step never runs.
         self._task.add_done_callback(self._ended)
 
@@ -266,31 +268,33 @@ class SubjectSender:
                 self.subject, counted(unsent, "message was", "messages were"),
             )  # fmt: skip
 
-    async def _follow_routes(self) -> None:
-        pauses = self._settings.backoff.pauses(self._rng)
-        faults = UnforeseenErrors(f"route of {self.subject}")
-        while True:
-            why = NO_PARTITION
-            try:
-                if self._apply(await self._ask()):
-                    self._route_log.answered()
-                    await self._seek_brokers()
-                    pauses.reset()
-                    self.held.report(why)
-                    continue
-                why = OLDER_ROUTE
-            except KeylaneError as error:
-                if error.retry is RetryRule.NEVER and (
-                    self._route is None or isinstance(error, REFUSED)
-                ):
-                    await self._die(error)
-                    return
-                self._route_log.failed(error)
-                why = route_cause(error)
-            except Exception as error:  # noqa: BLE001 - logged there
-                why = route_cause(faults.failure(error))
-            self.held.report(why)
-            await asyncio.sleep(pauses.next_ms() / 1000)
+    async def _follow(self) -> bool:
+        """Follow the next route; True once all messages are given up for a refusal."""
+        if self._refusal is not None:
+            await self._die(self._refusal)
+            return True
+        if self._apply(await self._ask()):
+            await self._seek_brokers()
+            self._route_log.answered()
+            self._pauses.reset()
+            self.held.report(NO_PARTITION)
+        else:
+            self.held.report(OLDER_ROUTE)
+            await asyncio.sleep(self._pauses.next_ms() / 1000)
+        return False
+
+    async def _failed(self, raised: Exception) -> bool:
+        """Note why no newer route is followed; True if none ever is, which the next try acts on."""
+        error = self._route_log.failure(raised)
+        if error is raised:
+            if error.retry is RetryRule.NEVER and (
+                self._route is None or isinstance(error, REFUSED)
+            ):
+                self._refusal = error
+                return True
+            self._route_log.failed(error)
+        self.held.report(route_cause(error))
+        return False
 
     async def _ask(self) -> Route:
         """
@@ -531,8 +535,8 @@ class SubjectSender:
             return
         # Newer messages of the range wait behind these until there is a newer route.
         self.held.put_first(batches)
-        self._refill()
         self._refresh.set()
+        self._refill()
 
     def _release_held(self) -> None:
         """Hand held messages to their executors, the oldest first; messages without an executor stay held."""
@@ -577,9 +581,12 @@ class SubjectSender:
         self._routed.set()
         if self._expiring is not None:
             self._expiring.cancel()
-        for executor in self.executors:
-            for batch in await executor.close():
-                self._budget.give_up(batch, error)
+        left: list[OutgoingBatch] = []
+        try:
+            for executor in self.executors:
+                left += await executor.close()
+        finally:
+            self.held.put_first(left)
         self.held.give_up(error)
 
 

@@ -1,11 +1,14 @@
-"""Why messages wait, with advice, and when a log line says so: after five seconds, then ever more rarely.  Pure but for the log."""
+"""Why messages wait, with advice, when a log line says so (after five seconds, then ever more rarely), and the loop that tries again."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
+from ..protocol.backoff import Pauses
 from ..protocol.clock import Clock
 from ..protocol.errors import (
     ForeignServerError,
@@ -25,7 +28,7 @@ FIRST_MS = 5_000
 AGAIN_MS = 60_000
 AGAIN_MS_MAX = 3_600_000
 TOLD_MAX = 100
-"""Texts of troubles that a `RouteLog` knows again."""
+"""Texts of troubles that a log tells of, between two successes."""
 
 
 class WaitCause(NamedTuple):
@@ -77,31 +80,97 @@ def route_cause(error: KeylaneError) -> WaitCause:
     return WaitCause(error.message, META_DOWN if down else error.hint)
 
 
-class UnforeseenErrors:
+class TroubleLog:
     """
-    Errors that nothing foresaw, of a task that sends.  It goes on: if it ended, its messages would wait without a word.
+    What the log says of a task that sends or follows a route: each trouble once, until a try succeeds.
 
     Args:
-        what: the route or the partition that the task looks after, for the log.
+        what: the route or the partition that the task looks after.
     """
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._told = ""
-        """The last one that was logged; repeats are not."""
+        self.told: set[str] = set()
+        """Texts of troubles since the last success: of several servers each has one of its own."""
 
     def failure(self, error: Exception) -> KeylaneError:
-        """The same error, or for one of another kind an InternalError, which names it."""
+        """The same error; for one that nothing foresaw an InternalError, which names it, after a line with its traceback."""
         if isinstance(error, KeylaneError):
             return error
         text = f"{type(error).__name__}: {error!s:.200}"
-        if text != self._told:
-            self._told = text
+        if self._is_new(text):
             log.error("%s: %s; it is tried again", self._what, text, exc_info=error)
         failure = InternalError(f"the producer met {text}")
         failure.hint = FAULT_HINT
         failure.__cause__ = error
         return failure
+
+    def failed(self, error: KeylaneError) -> None:
+        """A call ended with `error`."""
+        level = logging.INFO if self._is_new(error.message) else logging.DEBUG
+        log.log(level, "%s: %s", self._what, error.message)
+
+    def answered(self) -> None:
+        """A try has succeeded: what fails from here on is told anew."""
+        self.told.clear()
+
+    def _is_new(self, text: str) -> bool:
+        """True once of each text, and of TOLD_MAX texts at most."""
+        if text in self.told or len(self.told) >= TOLD_MAX:
+            return False
+        self.told.add(text)
+        return True
+
+
+class RouteLog(TroubleLog):
+    """What the log says of the calls for the route of one subject."""
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(f"route of {subject}")
+        self._outdated: int | None = None
+
+    def older(self, version: int, followed: int) -> None:
+        """The metaserver has a `version` below the one that is followed; told once for each of the latter."""
+        if self._outdated != followed:
+            self._outdated = followed
+            log.warning(
+                "%s: the metaserver's is version %d, older than %d, which is followed here: its database "
+                "was restored from a copy, or rebuilt. Until it has a newer one nothing of it is followed; a producer "
+                "that is started again takes what the metaserver has",
+                self._what, version, followed,
+            )  # fmt: skip
+
+
+async def keep_trying(
+    attempt: Callable[[], Awaitable[bool]],
+    failed: Callable[[Exception], Awaitable[bool]],
+    pauses: Pauses,
+    troubles: TroubleLog,
+) -> None:
+    """
+    Try again and again.  No error ends it: the messages of a task that ended would wait without a word.
+
+    Args:
+        attempt: one try; True if no other one is needed.
+        failed: acts on what a try raised; True if the next try begins without a pause.  What it raises is logged.
+    """
+    while True:
+        hurries = False
+        try:
+            try:
+                if await attempt():
+                    return
+                continue
+            except Exception as error:  # noqa: BLE001 - acted on, whatever it is
+                hurries = await failed(error)
+        except Exception as fault:  # noqa: BLE001 - of acting on the other one; the next try may do without
+            with suppress(Exception):
+                troubles.failure(fault)
+        if hurries:
+            pauses.skip()
+            continue
+        with suppress(Exception):
+            await asyncio.sleep(pauses.next_ms() / 1000)
 
 
 class WaitReport:
@@ -150,38 +219,6 @@ class WaitReport:
         self._since_ms = None
         self._reported = False
         return now_ms - self._sent_ms if reported and waited else None
-
-
-class RouteLog:
-    """What the log says of the calls for the route of one subject: each trouble once, until there is an answer."""
-
-    def __init__(self, subject: str) -> None:
-        self._subject = subject
-        self._told: set[str] = set()
-        """Of several metaservers each has a text of its own."""
-        self._outdated: int | None = None
-
-    def failed(self, error: KeylaneError) -> None:
-        """A call ended with `error`."""
-        level = logging.DEBUG if error.message in self._told else logging.INFO
-        if len(self._told) < TOLD_MAX:
-            self._told.add(error.message)
-        log.log(level, "route of %s: %s", self._subject, error.message)
-
-    def answered(self) -> None:
-        """A call was answered with a route that is followed."""
-        self._told.clear()
-
-    def older(self, version: int, followed: int) -> None:
-        """The metaserver has a `version` below the one that is followed; told once for each of the latter."""
-        if self._outdated != followed:
-            self._outdated = followed
-            log.warning(
-                "route of %s: the metaserver's is version %d, older than %d, which is followed here: its database "
-                "was restored from a copy, or rebuilt. Until it has a newer one nothing of it is followed; a producer "
-                "that is started again takes what the metaserver has",
-                self._subject, version, followed,
-            )  # fmt: skip
 
 
 def oldest_age_ms(batches: Sequence[OutgoingBatch], clock: Clock) -> int:

@@ -217,8 +217,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/outbox/test_tables.py": "rows",
     },
     "producer": {
-        "integration/clients/test_producer.py": "client held",
-        "unit/producer/test_hold.py": "held",
+        "integration/clients/test_producer.py": "client",
         "unit/producer/test_time_outs.py": "halts",
     },
     "producer/tables": {"integration/clients/test_send_arrow.py": "column_batch"},

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from keylane.producer import Producer
+from keylane.producer.flight import Turn
+from keylane.producer.outgoing_batch import OutgoingBatch
 from keylane.producer.send_future import SendFuture
 from keylane.protocol.routing import OrderStrategy
 from support.scripted_network import ScriptedNetwork, producer_on, route_over
@@ -69,3 +71,31 @@ async def test_many_tasks_that_await_each_message_share_batches(producer: Produc
 
     await asyncio.gather(*(send_some() for _ in range(100)))
     assert len(batches) <= 10
+
+
+class CountingExecutor:
+    """An executor that counts how often it is pushed."""
+
+    def __init__(self) -> None:
+        self.open = OutgoingBatch(asyncio.get_running_loop())
+        self.waited = False
+        self.gathering = None
+        self.pushes = 0
+
+    def push(self) -> None:
+        self.pushes += 1
+
+
+async def test_turn_pushes_what_is_due_when_its_end_fails() -> None:
+    """The fault goes to the event loop."""
+
+    def end() -> None:
+        raise MemoryError
+
+    loop, executor, told = asyncio.get_running_loop(), CountingExecutor(), []
+    loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+    turn = Turn(loop, end)
+    turn.add(executor)
+    await asyncio.sleep(0)
+    assert executor.pushes == 1
+    assert [type(fault) for fault in told] == [MemoryError]

@@ -6,16 +6,23 @@ import asyncio
 import logging
 import time
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from keylane import WaitingKey
-from keylane.producer import ProducerSettings
+from keylane.producer import ProducerSettings, executor, outgoing_batch
+from keylane.producer.held import HeldMessages
 from keylane.producer.outgoing_batch import OutgoingBatch
+from keylane.producer.send_budget import SendBudget
+from keylane.producer.sender import SubjectSender
 from keylane.producer.waiting import (
     META_DOWN,
     NO_ANSWER,
+    TOLD_MAX,
     PartitionWaits,
+    RouteLog,
+    TroubleLog,
     WaitReport,
     broker_cause,
     route_cause,
@@ -26,11 +33,13 @@ from keylane.protocol.errors import (
     DiskFullError,
     ForeignServerError,
     InvalidRequestError,
+    KeylaneError,
     NotSentError,
     OtherLoopError,
     OutcomeUnknownError,
     PartitionUnknownError,
     StaleRouteError,
+    SubjectDeletedError,
     WrongBrokerError,
 )
 from keylane.protocol.routing import OrderStrategy, Route, logical_partition
@@ -317,8 +326,12 @@ class FaultyNetwork(ScriptedNetwork):
         self.routes, self.channels, self.batches = routes, channels, batches
         """How many calls of each kind fail, after the first `whole` batches."""
         self.whole = 0
+        self.refused: KeylaneError | None = None
+        """What the metaserver answers to each call for the route, in place of one."""
 
     async def control(self, method, address, path, answer, **more):
+        if answer is Route and self.refused is not None:
+            raise self.refused
         if answer is Route and self.routes:
             self.routes -= 1
             raise RuntimeError(NO_THREAD)
@@ -328,6 +341,7 @@ class FaultyNetwork(ScriptedNetwork):
         if self.channels:
             self.channels -= 1
             raise RuntimeError(NO_THREAD)
+        await super().open_channel(address, timeout_ms=timeout_ms)
         return FaultyChannel(self, address)
 
 
@@ -378,3 +392,153 @@ async def test_message_that_times_out_names_the_fault_that_does_not_pass(faults)
         assert "traceback" in producer.waiting().keys[0].advice
         await producer.close(flush=False)
         assert waits.done()
+
+
+class FaultyStep:
+    """A step of sending that fails, as for want of memory: a function of `where`, from its next call on."""
+
+    def __init__(self, where: Any, name: str) -> None:
+        self.where, self.name = where, name
+
+    def fail(self, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+        """Have the next `times` calls raise, and later ones do what they do."""
+        step, left = getattr(self.where, self.name), [times]
+
+        def faulty(*values, **more):
+            if left[0]:
+                left[0] -= 1
+                raise MemoryError(self.name)
+            return step(*values, **more)
+
+        monkeypatch.setattr(self.where, self.name, faulty)
+
+
+STEPS = [
+    FaultyStep(outgoing_batch, "encode_columns"),
+    FaultyStep(ScriptedChannel, "begin"),
+    FaultyStep(executor, "first_receipt"),
+    FaultyStep(executor, "partial"),
+    FaultyStep(SendBudget, "enter"),
+    FaultyStep(SendBudget, "stored"),
+    FaultyStep(OutgoingBatch, "pack"),
+    FaultyStep(OutgoingBatch, "settle"),
+]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("behind", [0, 40])
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+async def test_order_stays_and_flush_ends_when_a_step_of_sending_fails(
+    step, behind, times, monkeypatch, caplog
+):
+    """In steady state, with no message behind it as with many."""
+    network = ScriptedNetwork()
+    values = [b"%d" % number for number in range(4 + behind)]
+    async with producer_on(network) as producer:
+        for value in values[:3]:
+            await producer.send("s", value, key=b"k")
+        step.fail(monkeypatch, times)
+        async with asyncio.timeout(5):
+            futures = []
+            for value in values[3:]:
+                futures.append(producer.send("s", value, key=b"k"))
+                await asyncio.sleep(0)
+            if step.name == "enter":  # a flush closes batches: this fault is its own, too
+                await asyncio.gather(*futures)
+            await producer.flush()
+        assert network.stored == {1: values}
+        assert (producer.stats.acked, producer.stats.failed) == (len(values), 0)
+        assert not producer.waiting().keys
+    assert "MemoryError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        FaultyStep(SubjectSender, "availability_changed"),
+        FaultyStep(executor, "wait_stage"),
+        FaultyStep(PartitionWaits, "begin"),
+        FaultyStep(TroubleLog, "failure"),
+    ],
+    ids=lambda step: step.name,
+)
+async def test_messages_are_stored_in_order_when_the_handling_of_a_failure_fails(step, monkeypatch):
+    """The task goes on, and tries again."""
+    network = FaultyNetwork(channels=4)
+    async with producer_on(network) as producer, asyncio.timeout(5):
+        step.fail(monkeypatch, 1)
+        for value in (b"0", b"1", b"2"):
+            producer.send("s", value, key=b"k")
+        await producer.flush()
+    assert network.stored == {1: [b"0", b"1", b"2"]}
+
+
+@pytest.mark.parametrize(
+    "step",
+    [FaultyStep(HeldMessages, "report"), FaultyStep(RouteLog, "failed")],
+    ids=lambda step: step.name,
+)
+async def test_routes_are_followed_when_the_handling_of_a_failure_fails(step, monkeypatch):
+    network = ScriptedNetwork()
+    network.unreachable.add("meta:1")
+    step.fail(monkeypatch, 1)
+    async with producer_on(network) as producer, asyncio.timeout(5):
+        future = producer.send("s", b"0", key=b"k")
+        await eventually(lambda: network.route_asks > 3)
+        network.unreachable.clear()
+        await future
+    assert network.stored == {1: [b"0"]}
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        FaultyStep(HeldMessages, "give_up"),
+        FaultyStep(SendBudget, "give_up"),
+    ],
+    ids=lambda step: step.name,
+)
+async def test_refused_messages_are_given_up_when_that_fails_at_first(step, monkeypatch):
+    """Those that are held, and those that wait at a broker, each with the refusal."""
+    network = FaultyNetwork()
+    async with producer_on(network) as producer, asyncio.timeout(5):
+        await producer.send("s", b"0", key=b"k")
+        network.unreachable.add("broker-1")
+        futures = [producer.send("s", b"%d" % number, key=b"k") for number in range(1, 4)]
+        await eventually(lambda: producer.stats.waiting)
+        step.fail(monkeypatch, 1)
+        network.refused = SubjectDeletedError()
+        for future in futures:
+            with pytest.raises(SubjectDeletedError):
+                await future
+        assert producer.stats.failed == 3
+
+
+async def test_fault_is_told_again_when_a_message_was_stored_in_between(caplog):
+    """And once while it lasts."""
+    network = FaultyNetwork()
+    async with producer_on(network) as producer, asyncio.timeout(5):
+        for value in (b"0", b"1"):
+            network.batches = 3
+            await producer.send("s", value, key=b"k")
+    told = [record for record in caplog.records if "MemoryError" in record.message]
+    assert len(told) == 2
+
+
+async def test_route_fault_is_told_again_when_a_route_was_followed_in_between(caplog):
+    network = FaultyNetwork(routes=3)
+    async with producer_on(network) as producer, asyncio.timeout(5):
+        await producer.send("s", b"0", key=b"k")
+        network.routes = 3
+        network.route = network.route_to(1, version=2)
+        await eventually(lambda: not network.routes)
+    told = [record for record in caplog.records if NO_THREAD in record.message]
+    assert len(told) == 2
+
+
+def test_troubles_are_told_in_bounded_number_when_each_has_another_text(caplog):
+    """As of errors that name an address in memory."""
+    troubles = TroubleLog("p1")
+    for number in range(3 * TOLD_MAX):
+        troubles.failure(RuntimeError(str(number)))
+    assert len(caplog.records) == len(troubles.told) == TOLD_MAX
