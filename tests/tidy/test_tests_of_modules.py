@@ -194,7 +194,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "metaserver/retention": {
         "integration/retention/test_deaf_brokers.py": "announcer",
-        "integration/retention/test_expired_segments.py": "expirer",
         "integration/writing/test_killed_drivers.py": "hidden_expirer",
     },
     "metaserver/sql": {
