@@ -72,7 +72,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "broker/store": {
         "property/broker/test_crash_points.py": "opening",
-        "unit/broker/retention/test_loop_order.py": "dispatch first_offsets",
+        "unit/broker/retention/test_loop_order.py": "dispatch",
     },
     "checker": {"unit/checker/test_judge.py": "log ownership routes"},
     "cli": {"unit/cli/commands/test_consume.py": "connection"},
