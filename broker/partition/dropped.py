@@ -36,6 +36,12 @@ class DroppedPartitions:
     def __bool__(self) -> bool:
         return bool(self._pending or len(self._ids))
 
+    def durable(self) -> DroppedPartitions:
+        """A copy of the ids whose records are durable: what is deleted for them is never needed again."""
+        copy = DroppedPartitions()
+        copy._ids = IntervalSet(self._ids)
+        return copy
+
     @property
     def highest_id(self) -> int:
         """The highest durable id; 0 if none was dropped."""

@@ -32,17 +32,25 @@ class Calendar:
 
     def now_ms(self) -> int:
         """The time to judge ages by, in milliseconds since 1970; a look at the calendar, and to be taken at every check."""
-        boot_ms = self._clock.boot_ms()
+        judged_ms, believed = self._judge()
+        if believed:
+            self.believe()
+        elif self._held_at_ms is None:
+            self._held_at_ms = self._clock.boot_ms()
+        return judged_ms
+
+    def told_ms(self) -> int:
+        """The time that ages are judged by, as `now_ms`, but no look: nothing changes by it."""
+        return self._judge()[0]
+
+    def _judge(self) -> tuple[int, bool]:
+        """The time, and whether it is the calendar's."""
+        wall_ms, boot_ms = self._clock.wall_ms(), self._clock.boot_ms()
         expected_ms = self._wall_ms + boot_ms - self._boot_ms
-        if self._clock.wall_ms() <= expected_ms + FORWARD_MS:
-            self.believe()
-            return self._wall_ms
-        if self._held_at_ms is None:
-            self._held_at_ms = boot_ms
-        if boot_ms - self._held_at_ms >= HOLD_MS:
-            self.believe()
-            return self._wall_ms
-        return expected_ms
+        held_ms = 0 if self._held_at_ms is None else boot_ms - self._held_at_ms
+        if wall_ms <= expected_ms + FORWARD_MS or held_ms >= HOLD_MS:
+            return wall_ms, True
+        return expected_ms, False
 
     @property
     def problem(self) -> str:

@@ -92,7 +92,6 @@ class Cleaning:
         """The version of the dropped partitions for which `_vacant` was found."""
         self._vacant = 0
         """No hosted partition has a message below this position."""
-        self._clock = clock
         self._run_commit = run_commit
         self._run_read = run_read
         self._disk_use = DiskUse(free_bytes=0, total_bytes=0)
@@ -123,7 +122,7 @@ class Cleaning:
             self._limits,
             self._disk_use,
             log_bytes=self._store.log.end - self._store.log.first_position,
-            now_ms=self._clock.wall_ms(),
+            now_ms=self._calendar.told_ms(),
         )
 
     async def run(self) -> None:
@@ -383,7 +382,7 @@ class Cleaning:
     async def _forget(self) -> None:
         """Have the index forget the removed segments, and write a snapshot with the log's beginning (`retained`)."""
         position = self._store.log.first_position
-        steps = self._queues.retain(position, dropped=self._store.state.dropped)
+        steps = self._queues.retain(position, dropped=self._store.state.dropped.durable())
         while await self._run_commit(_next_step, steps) is not None:  # appends come between
             pass
         self._forgotten = self._store.state.retained = position

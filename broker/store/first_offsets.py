@@ -82,7 +82,7 @@ def correct_first_offsets(
 
     The index must be complete.  Blocks.
     """
-    for _ in queues.retain(first_position, dropped=state.dropped):
+    for _ in queues.retain(first_position, dropped=state.dropped.durable()):
         pass
     for partition_id in list(state.partitions):
         partition = state.partitions[partition_id]

@@ -260,6 +260,7 @@ def release_unheld(
 
 
 _drained = sa.select(drained.c.partition_id).where(drained.c.group_id == sa.bindparam("of_group"))
+_drained_of = _drained.where(drained.c.partition_id.in_(sa.bindparam("ids", expanding=True)))
 _heard = sa.select(heard.c.partition_id).where(heard.c.group_id == sa.bindparam("of_group"))
 _newly_drained = (
     sa.select(leases.c.partition_id, leases.c.token)
@@ -465,8 +466,12 @@ def _read_readable(
         for row in rows
     ]
     passed = {PartitionId(row.partition_id) for row in rows if row.drained}
-    if has_parents:  # some may be of partitions that are not among the facts
-        passed |= set(connection.execute(_drained, here).scalars())
+    # Some parents are not among the facts.  What else the group drained is not read: nothing depends on it.
+    if outside := {parent for each in facts for parent in each.parents} - {
+        row.partition_id for row in rows
+    }:
+        of_parents = connection.execute(_drained_of, here | {"ids": sorted(outside)})
+        passed |= set(of_parents.scalars())
     return readable_partitions(facts, passed)
 
 

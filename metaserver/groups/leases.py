@@ -87,18 +87,17 @@ def readable_partitions(
 
     These are OPEN or SEALED, not drained by the group, known as the group's to their broker with the group's start, and
     blocked by no parent.
-    A parent blocks its children unless the group has drained it, its data has expired, its loss was accepted or it was
-    abandoned.  The parents of a lost or abandoned partition still block.  Once the end of an abandoned partition is known,
-    it blocks the children that the group has not begun.  The parents of a drained partition block too, if they were reset
-    without it; abandoned ones do not.
+    A parent blocks its children unless the group has drained it, its loss was accepted or it was abandoned.
+    The parents of a lost or abandoned partition still block.  Once the end of an abandoned partition is known, it blocks the
+    children that the group has not begun.  The parents of a drained partition block too, if they were reset without it;
+    abandoned ones do not.
+
+    Args:
+        partitions: without those whose data has expired (`is_gone`), also as parents: they block nothing.
+        drained: at least those of `partitions` and of their parents that the group has drained.
     """
     facts = {partition.partition_id: partition for partition in partitions}
-    gone = {
-        partition.partition_id
-        for partition in facts.values()
-        if partition.state is PartitionState.EXPIRED and not partition.lost
-    }
-    passed = gone | set(drained)
+    passed = set(drained)
     blocking: dict[bool, set[PartitionId]] = {True: set(), False: set()}
     """Whether the children are begun → partitions that block them, themselves or by what is before them."""
 
@@ -106,8 +105,6 @@ def readable_partitions(
         return parent_id in blocking[begun] or not (parent_id in facts or parent_id in passed)
 
     for number, each in sorted(facts.items()):  # parents have lower ids
-        if number in gone:
-            continue
         for begun, those in blocking.items():
             stays = number not in passed and (not each.abandoned or (each.ended and not begun))
             seen_begun = begun or number in passed

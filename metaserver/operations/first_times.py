@@ -76,7 +76,7 @@ async def _tell(child: Partition, from_ms: int, tell: Tell, pauses: Pauses) -> b
                     await tell(child, from_ms)
                     return True
                 except PartitionInUseError:
-                    return True  # it is open: another driver has told it
+                    return True  # open: another driver has told it; dropped or sealed: it takes no message any more
                 except (UnreachableError, OverloadedError) as error:
                     why = error.message
                 await asyncio.sleep(pauses.next_ms() / 1000)

@@ -93,6 +93,19 @@ class Operation:
     """Older partitions expire when the route changes, and brokers drop them."""
 
 
+_steps_left = sa.select(steps.c.operation_id).where(
+    steps.c.operation_id == operations.c.operation_id, sa.not_(steps.c.done)
+)
+TO_DRIVE = sa.and_(
+    # The index finds operations by their states: ended ones are kept, and become many.
+    operations.c.state.in_(ASKING),
+    # A canceled operation without steps to do is over.  Its row stays for ever and is not read again.
+    sa.or_(
+        operations.c.state != OperationState.CANCELED,
+        sa.exists(_steps_left.correlate(operations)),
+    ),
+)
+"""Whether brokers have something to do for a row of `operations`; a driver may have it."""
 _claimed = (
     sa.update(operations)
     .where(
@@ -481,10 +494,8 @@ _left = (
     .outerjoin(partitions, partitions.c.partition_id == steps.c.partition_id)
     .outerjoin(brokers, brokers.c.broker_group == partitions.c.broker_group)
     .where(
-        operations.c.state.in_(ASKING),
+        TO_DRIVE,
         operations.c.driven_until <= now_ms(),
-        # A canceled operation without steps to do is over.  Its row stays for ever and is not read again.
-        sa.or_(operations.c.state != OperationState.CANCELED, steps.c.partition_id.is_not(None)),
     )
     .order_by(operations.c.driven_until, operations.c.operation_id)
 )

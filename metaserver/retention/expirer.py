@@ -18,7 +18,12 @@ from ..catalogue.service import Catalogue
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from ..sql.duties import take_duty
-from .expiry_rows import expiry_candidates, forget_progress, mark_expired
+from .expiry_rows import (
+    expiry_candidates,
+    forget_progress,
+    mark_expired,
+    subjects_with_gone_progress,
+)
 
 log = logging.getLogger("keylane.metaserver")
 
@@ -27,6 +32,8 @@ CALL_TIMEOUT_MS = 2_000
 ASKED_AT_ONCE_MAX = 8
 ASKED_MAX = 256
 """Partitions in one round; the next round continues after them."""
+SUBJECTS_AT_ONCE = 100
+"""Subjects of which one statement names the rows to forget."""
 
 
 class Expirer:
@@ -55,6 +62,11 @@ class Expirer:
         )
         if not mine:
             return 0
+        expired = await self._expire()
+        await self._forget()
+        return expired
+
+    async def _expire(self) -> int:
         expired = 0
         while True:
             candidates = await self._database.read(
@@ -75,11 +87,21 @@ class Expirer:
                 return expired
             changed = await self._database.write(mark_expired, ends)
             self._catalogue.wake(changed)
-            more = bool(changed)
-            while more:
-                more = await self._database.write(forget_progress, changed)
             expired += len(ends)
             log.info("expired: partitions %s", ", ".join(map(str, sorted(ends))))
+
+    async def _forget(self) -> None:
+        """Forget what groups have of partitions that are gone: also those of an earlier round that ended behind its marks."""
+        after, full = "", True
+        while full:
+            names = await self._database.read(
+                subjects_with_gone_progress, after=after, limit=SUBJECTS_AT_ONCE
+            )
+            full = len(names) == SUBJECTS_AT_ONCE
+            more = bool(names)
+            while more:
+                more = await self._database.write(forget_progress, names)
+            after = names[-1] if full else ""
 
     async def _is_empty(
         self, partition: Partition, end_offset: int, slots: asyncio.Semaphore

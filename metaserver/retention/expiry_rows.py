@@ -160,6 +160,36 @@ _FORGETTING = tuple(
 )
 
 
+_left_behind = sa.union_all(
+    *(
+        sa.select(table.c.partition_id)
+        .join(groups, groups.c.group_id == table.c.group_id)
+        .where(may_go)
+        for table, may_go in _PROGRESS
+    )
+)
+# From the rows of groups, which are as many as what there is; partitions that are gone become ever more.
+_with_gone = (
+    sa.select(subjects.c.name)
+    .where(
+        subjects.c.name > sa.bindparam("after"),
+        subjects.c.subject_id.in_(
+            sa.select(partitions.c.subject_id).where(
+                partitions.c.partition_id.in_(_left_behind), is_gone(partitions)
+            )
+        ),
+    )
+    .order_by(subjects.c.name)
+    .limit(sa.bindparam("most", type_=sa.Integer))
+)
+
+
+def subjects_with_gone_progress(connection: Connection, *, after: str, limit: int) -> list[Subject]:
+    """Return subjects, with names above `after`, of whose gone partitions groups have rows that may go; by name."""
+    rows = connection.execute(_with_gone, {"after": after, "most": limit})
+    return [Subject(name) for name in rows.scalars()]
+
+
 def forget_progress(connection: Connection, names: Sequence[Subject]) -> bool:
     """
     Delete what groups of these subjects had of partitions that are gone: nothing depends on it any more.

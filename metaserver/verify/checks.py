@@ -383,13 +383,17 @@ def _drained_to_the_end(index: Index) -> Iterator[str]:
             end = status.next_offset if row.end_offset is None else row.end_offset
             cursors = [each.cursor for each in status.groups if each.group == group.name]
             cursor = max([status.first_offset, *cursors])
-            if cursor < end and not _set_meanwhile(index, group, partition_id):
+            if cursor < end and not _changed_meanwhile(index, group, partition_id):
                 yield f"{where}: drained, with its cursor at {cursor} of {end}"
         yield from drained_too_early(index.before, group)
 
 
-def _set_meanwhile(index: Index, group: GroupRow, partition_id: int) -> bool:
-    """Whether a reset began after the first view of SQL: a reset deletes rows of `drained` and grants a new token."""
+def _changed_meanwhile(index: Index, group: GroupRow, partition_id: int) -> bool:
+    """
+    Whether the row has changed since the first view of SQL.
+
+    A reset deletes rows of `drained` and grants a new token; expiry deletes those of partitions that are gone.
+    """
     now = index.group(group.subject_id, group.name)
     if now is None or partition_id not in now.drained:
         return True

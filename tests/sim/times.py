@@ -1,8 +1,9 @@
 """The rule of times over partitions that continue one another: none has a message from before the last of its parents.
 
 So the ranges of times `[a, b)` and `[b, c)` have every message once, also when a partition is moved between two reads to
-a broker whose calendar is behind.  Where a metaserver gave up to tell a child's broker when its parents ended, or could
-not know it, the rule does not hold, and nothing is judged.
+a broker whose calendar is behind.  A child's first message is compared with the last one of each parent; the calendar of
+the parent's broker at the seal, which may be later, is not known here.  In a run where a metaserver gave up to tell one
+child's broker when its parents ended, or could not know it, no child is judged.
 """
 
 from __future__ import annotations

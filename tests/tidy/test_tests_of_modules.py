@@ -72,7 +72,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "broker/store": {
         "property/broker/test_crash_points.py": "opening",
-        "unit/broker/retention/test_loop_order.py": "dispatch first_offsets",
+        "unit/broker/retention/test_loop_order.py": "dispatch",
     },
     "checker": {"unit/checker/test_judge.py": "log ownership routes"},
     "cli": {"unit/cli/commands/test_consume.py": "connection"},
@@ -194,7 +194,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "metaserver/retention": {
         "integration/retention/test_deaf_brokers.py": "announcer",
-        "integration/retention/test_expired_segments.py": "expirer",
         "integration/writing/test_killed_drivers.py": "hidden_expirer",
     },
     "metaserver/sql": {

@@ -107,7 +107,7 @@ class ConsumeQueues(Protocol):
         Each step takes some partitions, and yields (partition id, new first offset) of those that have lost batches.
 
         Args:
-            dropped: partitions that are hosted no more; those without batches since an earlier call lose their bounds.
+            dropped: partitions that are never hosted again, which is durable; those without batches since an earlier call lose their bounds.
         """
         ...
 

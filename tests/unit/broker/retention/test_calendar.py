@@ -59,3 +59,18 @@ def test_calendar_is_believed_when_an_operator_says_so():
     calendar.believe()
     assert calendar.problem == ""
     assert calendar.now_ms() == clock.wall_ms()
+
+
+def test_calendar_tells_the_time_that_ages_are_judged_by_when_it_is_held():
+    """Telling it is no look: the calendar of before goes on only behind one."""
+    clock = ManualClock()
+    calendar = Calendar(clock)
+    clock.wall_offset_ms += YEAR_MS
+    assert calendar.told_ms() == clock.wall_ms() - YEAR_MS
+    assert calendar.problem == ""
+    calendar.now_ms()
+    clock.advance(HOLD_MS)
+    assert calendar.told_ms() == clock.wall_ms()
+    assert calendar.problem != ""
+    calendar.now_ms()
+    assert calendar.problem == ""

@@ -356,3 +356,13 @@ async def test_reader_that_hangs_delays_no_append():
     never.set()
     for answer, _ in await asyncio.gather(*slow):
         assert answer.upto > 0
+
+
+async def test_removal_is_told_by_the_held_calendar_when_the_log_is_too_large():
+    """A year set forward makes no message go a year from now: it may go at once, by the calendar that ages are judged by."""
+    house = RetainingBroker(retention_bytes=1)
+    await house.fill(batches=1)
+    await house.cleaning.check()
+    now_ms = house.clock.wall_ms()
+    house.clock.wall_offset_ms += 365 * 24 * HOUR
+    assert house.cleaning.removed_from_ms(now_ms) == now_ms

@@ -13,6 +13,8 @@ from keylane.broker.control import BrokerControl
 from keylane.broker.metrics import keep_series
 from keylane.broker.partition.image import image_of, partition_of
 from keylane.broker.retention.loop import Cleaning
+from keylane.broker.store.first_offsets import correct_first_offsets
+from keylane.broker.store.removals import drop_partition
 from keylane.broker.store.traffic import GONE_MS
 from keylane.protocol.control import DropPartition, HostPartition
 from keylane.protocol.errors import (
@@ -269,6 +271,24 @@ async def test_drop_and_forget_are_undone_when_the_write_fails(shed: Shed):
         await shed.drop(2)
     assert 2 in shed.store.state.partitions
     assert 2 not in shed.store.state.dropped
+
+
+async def test_index_keeps_bounds_when_a_drop_is_undone(shed: Shed):
+    """Retention comes between the drop and the sync that fails: the partition is hosted again, with its offsets."""
+    await shed.fill(1)
+    store = shed.store
+    end, (_, following) = store.log.end, store.queues.bounds(1)
+    ask = DropPartition(subject=facts(1).subject, last_id=9)
+    undone = drop_partition(store, 1, ask, now_ms=shed.clock.boot_ms())
+    assert 1 in store.state.dropped
+    for _ in range(2):  # the first takes the batches, the second what has none
+        correct_first_offsets(store.state, store.queues, first_position=end)
+        store.queues.checkpoint(end)
+    shed.disk.fail = "fdatasync"
+    with pytest.raises(FlushFailedError):
+        await undone
+    assert 1 in store.state.partitions
+    assert store.queues.bounds(1) == (following, following)
 
 
 async def test_series_of_a_deleted_subject_end_when_it_is_gone_for_five_minutes(shed: Shed) -> None:

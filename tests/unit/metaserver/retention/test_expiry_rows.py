@@ -159,7 +159,7 @@ def test_progress_is_forgotten_when_its_partition_is_gone(rows: ExpiryRows):
 
 
 def test_lease_of_a_gone_partition_stays_until_it_is_released(rows: ExpiryRows):
-    """Its session releases it by the token of the row; the row goes when the next partition expires."""
+    """Its session releases it by the token of the row; a free row goes in the next round."""
     rows.join()
     rows.run(note_drained, A, [1])
     rows.run(mark_expired, {1: 10})
