@@ -16,7 +16,7 @@ from ...protocol.progress import PendingReset, ResetGroup
 from ...protocol.routing import ConsumeStrategy
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import PLANNED, SERVED, open_subject_row
-from ..operations.journal import TO_DRIVE
+from ..cluster.unfinished import UNFINISHED
 from ..sql.dialect import SqliteMoment, begin_snapshot, now_ms, sqlite_moment
 from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import (
@@ -62,7 +62,7 @@ _unsettled = (
 )
 _due = sa.union(_expired, _unsettled)
 _sessions = sa.select(sa.func.min(sessions.c.expires_at) - now_ms()).scalar_subquery()
-_to_drive = sa.select(operations.c.operation_id).where(TO_DRIVE)
+_to_drive = sa.select(operations.c.operation_id).where(UNFINISHED)
 _due_else = sa.select(
     _sessions.label("next_ms"),
     sa.exists(sa.select(removals.c.partition_id)).label("removals"),

@@ -32,6 +32,7 @@ from ..cluster.partitions import HOSTED_BY_ID, read_partitions
 from ..cluster.queues import set_logic_starts, shift_logic_offsets
 from ..cluster.removals import plan_removals
 from ..cluster.subjects import read_route
+from ..cluster.unfinished import UNFINISHED
 from ..sql.dialect import now_ms
 from ..sql.schema import brokers, groups, operations, partitions, steps, subjects
 from .states import (
@@ -93,19 +94,6 @@ class Operation:
     """Older partitions expire when the route changes, and brokers drop them."""
 
 
-_steps_left = sa.select(steps.c.operation_id).where(
-    steps.c.operation_id == operations.c.operation_id, sa.not_(steps.c.done)
-)
-TO_DRIVE = sa.and_(
-    # The index finds operations by their states: ended ones are kept, and become many.
-    operations.c.state.in_(ASKING),
-    # A canceled operation without steps to do is over.  Its row stays for ever and is not read again.
-    sa.or_(
-        operations.c.state != OperationState.CANCELED,
-        sa.exists(_steps_left.correlate(operations)),
-    ),
-)
-"""Whether brokers have something to do for a row of `operations`; a driver may have it."""
 _claimed = (
     sa.update(operations)
     .where(
@@ -494,7 +482,7 @@ _left = (
     .outerjoin(partitions, partitions.c.partition_id == steps.c.partition_id)
     .outerjoin(brokers, brokers.c.broker_group == partitions.c.broker_group)
     .where(
-        TO_DRIVE,
+        UNFINISHED,
         operations.c.driven_until <= now_ms(),
     )
     .order_by(operations.c.driven_until, operations.c.operation_id)

@@ -273,7 +273,9 @@ async def test_reset_of_a_partition_leaves_its_ancestors_to_its_children(childre
     """
     desk = await ParkedDesk(SimDisk()).fill()
     key = AdoptedKey(b"k", ParkState.PARKED, 1, FAILURE, ((3, 0, 2),))
-    await desk.make(Adopt(3, (key,), last=True, sources=(2,)), Park(b"own", ((7, 8),), FAILURE), Freeze())
+    await desk.make(
+        Adopt(3, (key,), last=True, sources=(2,)), Park(b"own", ((7, 8),), FAILURE), Freeze()
+    )
     ask = SetCursor(group="audit", token=2, cursor=0, kept_parents=(3,), kept_children=children)
 
     def check(known: Parked) -> None:
