@@ -12,11 +12,11 @@ from sqlalchemy.engine import Connection
 from ...protocol.control import GroupList, GroupSummary, GroupView, OwnerView
 from ...protocol.errors import GroupUnknownError
 from ...protocol.ids import ConsumerGroup, SessionId, check_name
-from ...protocol.operations import OperationState
 from ...protocol.progress import PendingReset, ResetGroup
 from ...protocol.routing import ConsumeStrategy
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import PLANNED, SERVED, open_subject_row
+from ..cluster.unfinished import UNFINISHED
 from ..sql.dialect import SqliteMoment, begin_snapshot, now_ms, sqlite_moment
 from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import (
@@ -27,7 +27,6 @@ from ..sql.schema import (
     removals,
     sessions,
     starts,
-    steps,
     subjects,
 )
 from .stored_settings import read_stored
@@ -63,18 +62,7 @@ _unsettled = (
 )
 _due = sa.union(_expired, _unsettled)
 _sessions = sa.select(sa.func.min(sessions.c.expires_at) - now_ms()).scalar_subquery()
-_steps_left = sa.select(steps.c.operation_id).where(
-    steps.c.operation_id == operations.c.operation_id, sa.not_(steps.c.done)
-)
-_UNDER_WAY = [state for state in OperationState if state is not OperationState.DONE]
-"""The index finds operations by these: ended ones are kept, and become many."""
-_to_drive = sa.select(operations.c.operation_id).where(
-    operations.c.state.in_(_UNDER_WAY),
-    sa.or_(
-        operations.c.state != OperationState.CANCELED,
-        sa.exists(_steps_left.correlate(operations)),
-    ),
-)
+_to_drive = sa.select(operations.c.operation_id).where(UNFINISHED)
 _due_else = sa.select(
     _sessions.label("next_ms"),
     sa.exists(sa.select(removals.c.partition_id)).label("removals"),

@@ -20,7 +20,7 @@ import logging
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -106,6 +106,16 @@ class _Round(enum.Enum):
 
 def _ignore_step(_step: str) -> None:
     """Ignore a step."""
+
+
+class _Answer(NamedTuple):
+    """A broker has done a step."""
+
+    partition_id: int
+    end_offset: int | None = None
+    """Of a sealed partition; None of a hosted one."""
+    ended_ms: int = 0
+    """When a sealed partition ends, in milliseconds since 1970; 0: hosted, or the broker does not say it."""
 
 
 class OperationDriver:
@@ -341,15 +351,16 @@ class OperationDriver:
             The steps that are done: partition id → end offset of a sealed partition, None of a hosted partition.
             The first problem, "" without problems.
         """
-        ended_ms: dict[int, int] = {}
         asked = await asyncio.gather(
-            *(self._ask(operation, partition, ended_ms) for partition in operation.todo)
+            *(self._ask(operation, partition) for partition in operation.todo)
         )
+        answers = [answer for answer in asked if not isinstance(answer, str)]
+        ended_ms = {answer.partition_id: answer.ended_ms for answer in answers if answer.ended_ms}
         told = first_times(operation.opening, operation.todo, ended_ms)
         tell = partial(self._tell_first_time, operation)
         if not await tell_first_times(told, tell, lambda: WAITS.pauses(self._rng)):
             self._after_step("untold")
-        done = dict(answer for answer in asked if not isinstance(answer, str))
+        done = {answer.partition_id: answer.end_offset for answer in answers}
         problems = [answer for answer in asked if isinstance(answer, str)]
         asks = RULES[operation.state].asks
         if done and asks in _ANSWERED:
@@ -362,15 +373,8 @@ class OperationDriver:
             )
         return done, next(filter(None, problems), "")
 
-    async def _ask(
-        self, operation: Operation, partition: Partition, ended_ms: dict[int, int]
-    ) -> tuple[int, int | None] | str:
-        """
-        Ask a broker to host or seal a partition; returns the id and the end offset, or the problem.
-
-        Args:
-            ended_ms: gets the time at which a sealed partition ends, by id.
-        """
+    async def _ask(self, operation: Operation, partition: Partition) -> _Answer | str:
+        """Ask a broker to host or seal a partition; returns its answer, or the problem."""
         if partition.address is None:
             return broker_silent(operation.state, partition.broker_group)
         rule = RULES[operation.state]
@@ -380,8 +384,7 @@ class OperationDriver:
             try:
                 if rule.asks is Ask.SEAL:
                     status = await broker.seal(partition.partition_id, empty=canceled)
-                    ended_ms[partition.partition_id] = status.ended_at_ms
-                    return partition.partition_id, status.next_offset
+                    return _Answer(partition.partition_id, status.next_offset, status.ended_at_ms)
                 if operation.publishes:  # a broker hosts no partition anew that has messages
                     await broker.know_groups(
                         partition.partition_id,
@@ -391,7 +394,7 @@ class OperationDriver:
                             tokens_above=operation.tokens_above,
                         ),
                     )
-                    return partition.partition_id, None
+                    return _Answer(partition.partition_id)
                 groups = tuple(name for _, name in operation.groups)
                 facts = _facts(
                     operation, partition, groups=groups, tokens_above=operation.tokens_above
@@ -401,11 +404,11 @@ class OperationDriver:
                 absent = isinstance(error, PartitionUnknownError | PartitionInUseError)
                 if canceled and absent:
                     # Never hosted: a partition of that id at the broker is not of this operation.
-                    return partition.partition_id, 0
+                    return _Answer(partition.partition_id, 0)
                 if isinstance(error, PartitionUnknownError):
                     return f"partition {partition.partition_id} is not known to {partition.broker_group!r}"
                 return f"partition {partition.partition_id} on {partition.broker_group!r}: {error.message}"
-        return partition.partition_id, None
+        return _Answer(partition.partition_id)
 
     async def _tell_first_time(
         self, operation: Operation, child: Partition, times_from_ms: int

@@ -32,6 +32,7 @@ from ..cluster.partitions import HOSTED_BY_ID, read_partitions
 from ..cluster.queues import set_logic_starts, shift_logic_offsets
 from ..cluster.removals import plan_removals
 from ..cluster.subjects import read_route
+from ..cluster.unfinished import UNFINISHED
 from ..sql.dialect import now_ms
 from ..sql.schema import brokers, groups, operations, partitions, steps, subjects
 from .states import (
@@ -481,10 +482,8 @@ _left = (
     .outerjoin(partitions, partitions.c.partition_id == steps.c.partition_id)
     .outerjoin(brokers, brokers.c.broker_group == partitions.c.broker_group)
     .where(
-        operations.c.state.in_(ASKING),
+        UNFINISHED,
         operations.c.driven_until <= now_ms(),
-        # A canceled operation without steps to do is over.  Its row stays for ever and is not read again.
-        sa.or_(operations.c.state != OperationState.CANCELED, steps.c.partition_id.is_not(None)),
     )
     .order_by(operations.c.driven_until, operations.c.operation_id)
 )
