@@ -37,13 +37,15 @@ from ..protocol.text import counted
 from ..rpc.client import BrokerClient
 from ..rpc.network import Calling, Channel, Gathering, is_answered
 from .executor_state import STEADY, ExecutorEvent, ExecutorState, MessageGroup, Reach
-from .failure import Step, decide_after_failure, is_hopeless, wait_stage
+from .failure import Step, decide_after_failure, wait_stage
 from .flight import CROWD, ExecutorOwner, Turn
 from .identity import Identity
 from .outgoing_batch import OutgoingBatch, first_receipt
 from .send_budget import SendBudget
 from .settings import ProducerSettings
-from .waiting import NOT_WAITING, PartitionWaits, TroubleLog, WaitCause, keep_trying
+from .trying.loss import is_hopeless
+from .trying.tries import TroubleLog, keep_trying
+from .waiting import NOT_WAITING, PartitionWaits, WaitCause
 
 log = logging.getLogger("keylane.producer")
 

@@ -1,4 +1,4 @@
-"""Decides what an executor does after a batch failed; here STRICT and BEST_TRIED differ.  Pure but for a question to the metaserver.
+"""Decides what an executor does after a batch failed; here STRICT and BEST_TRIED differ.  Pure.
 
 Messages leave a partition by the time for which it has failed, not by the number of tries.  All messages of a
 partition leave together, in their order, when the oldest is due; so newer messages of a logical partition wait for the
@@ -8,9 +8,6 @@ decision about older ones.
 from __future__ import annotations
 
 import enum
-import logging
-from collections.abc import Awaitable, Callable, Collection
-from typing import Protocol
 
 from ..protocol.errors import (
     BrokerReadOnlyError,
@@ -28,16 +25,11 @@ from ..protocol.errors import (
     StorageError,
     StrategyMismatchError,
     SubjectDeletedError,
-    SubjectUnknownError,
     UnpackError,
     UnreachableError,
     WrongBrokerError,
 )
-from ..protocol.routing import Partition
-from .executor_state import ExecutorState, MessageGroup
 from .settings import ProducerSettings
-
-log = logging.getLogger("keylane.producer")
 
 
 class Step(enum.Enum):
@@ -133,41 +125,3 @@ def decide_after_failure(
     if stage is not WaitStage.DUE:
         return Step.AGAIN
     return Step.NEW_ROUTE if left else Step.ELSEWHERE
-
-
-class Doubting(Protocol):
-    """An executor whose oldest batch is doubtful."""
-
-    group: MessageGroup
-    partition: Partition
-    state: ExecutorState
-
-
-async def is_hopeless(
-    executor: Doubting,
-    error: KeylaneError,
-    ask_history: Callable[[], Awaitable[Collection[str]]],
-) -> bool:
-    """
-    True if no broker knows whether the oldest batch is stored, and the loss is not accepted.
-
-    A broker without the partition may have replaced a lost broker, or may have the address of a broker that moved.
-    The metaserver knows which.  It is asked after the refusal, because an earlier answer may be out of date.
-
-    Args:
-        error: the refusal.
-        ask_history: as `ExecutorOwner.ask_history`; it changes `executor`.
-    """
-    state, address = executor.state, executor.partition.address
-    if state.lost or not (state.gone and isinstance(error, NOT_HERE)):
-        return False
-    try:
-        if executor.partition.broker_group in await ask_history():
-            return False
-    except SubjectUnknownError:
-        pass
-    except KeylaneError as silent:
-        log.debug("%s: history: %s", executor.group.partition_name, silent.message)
-        return False
-    state = executor.state
-    return state.gone and not state.lost and executor.partition.address == address

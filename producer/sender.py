@@ -38,7 +38,8 @@ from .placing import Place, QueueStarts
 from .send_budget import SendBudget
 from .send_future import BatchFuture, SendFuture
 from .settings import ProducerSettings
-from .waiting import NO_PARTITION, OLDER_ROUTE, RouteLog, WaitCause, keep_trying, route_cause
+from .trying.tries import RouteLog, keep_trying
+from .waiting import NO_PARTITION, OLDER_ROUTE, WaitCause, route_cause
 
 log = logging.getLogger("keylane.producer")
 CLIENT_TYPE = "producer"
@@ -306,8 +307,9 @@ class SubjectSender:
         urgent = self._refresh.is_set() or self._lacks_a_broker()
         self._refresh.clear()
         if known is None:
-            first = partial(self._meta.route_to_send, self.subject, wait_ms=URGENT_WAIT_MS)
-            return await first(order_strategy=self._order_strategy)
+            return await self._meta.route_to_send(
+                self.subject, wait_ms=URGENT_WAIT_MS, order_strategy=self._order_strategy
+            )
         ask = partial(
             self._meta.route, self.subject, known_version=known.version,
             order_strategy=self._order_strategy, subject_id=known.subject_id,

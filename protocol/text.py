@@ -81,3 +81,8 @@ def _escaped(match: re.Match[str]) -> str:
     character = match[0]
     number = ord(character)
     return _ESCAPES.get(character) or (f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}")
+
+
+def is_not_a_time(given: object) -> bool:
+    """True for pandas.NaT: a datetime that differs from itself, and has no other mark without pandas."""
+    return given != given  # noqa: PLR0124

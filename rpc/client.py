@@ -43,9 +43,7 @@ from ..protocol.control import (
     SwitchGroup,
     TimeBound,
 )
-from ..protocol.errors import (
-    SubjectUnknownError,
-)
+from ..protocol.errors import SubjectUnknownError
 from ..protocol.frames import Answer, Request, is_long_poll
 from ..protocol.groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
 from ..protocol.http.access import ACCESS_NEWS

@@ -52,7 +52,7 @@ from .tls.settings import tls_of_environment
 from .websocket.handshake import open_socket
 
 T = TypeVar("T")
-HEARTBEAT_SECONDS = 2.0
+LOOK_SECONDS = 2.0
 """Between two looks at a connection: a silent broker that owes an answer is pinged at the first, an idle one after 8 to 10 s."""
 REUSED_SECONDS = 4.0
 """A connection of control calls that was idle for longer is not used again: a proxy may have forgotten it."""
@@ -219,7 +219,7 @@ class HttpNetwork:
                     f"{self._scheme}://{address}{DATA_PATH}",
                     tls=self._tls_of(address),
                     bytes_max=FRAME_BYTES_MAX,
-                    heartbeat_s=HEARTBEAT_SECONDS,
+                    heartbeat_s=LOOK_SECONDS,
                 )
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             if (problem := await self._tls_problem(address, error)) is not None:
@@ -250,7 +250,7 @@ class HttpNetwork:
         return self._new
 
     async def _answers(self, address: str) -> bool:
-        """Whether a keylane server answers on a new connection, whatever it says; a proxy before one that pauses does too."""
+        """Whether a keylane server answers on a new connection, whatever it says; the answer of a proxy before it does not count."""
         try:
             async with self._new_session().get(
                 f"{self._scheme}://{address}{HEALTH.path}",

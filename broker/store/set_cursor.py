@@ -8,8 +8,8 @@ Invariants
     What is parked is forgotten behind the new cursor: a log that ends between them has lost no message, and a repeat
     clears what it still has.
     Messages of its own that children keep parked though it is set without them are kept for them (`passed`).
-    What was taken over of an ancestor that is not set with it stays parked, and is not taken over again: no cursor that
-    is set says anything of it.  Children may have it too, all of them or some: then it may be handled twice.
+    What was taken over of an ancestor that is not set with it stays parked, and is not taken over again: the reset sets no
+    cursor from which it would come again.  Children may have some of it or all: then it may be handled twice.
     An ancestor is told by the owner of the partition, or by the owners of its children if these have taken something
     over that they keep, of the partition or of the ancestor: they learn of it when they take the partition over once more.
 """

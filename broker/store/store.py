@@ -299,17 +299,17 @@ class Store:
         Raises:
             OverloadedError, BrokerReadOnlyError
         """
-        before = partition.appended_at_ms
-        ahead_ms = from_ms - self._clock.wall_ms()
+        before, now_ms = partition.appended_at_ms, self._clock.wall_ms()
+        if from_ms <= before:
+            return self.commit.flushed()
+        ahead_ms = from_ms - now_ms
         number, subject = partition.partition_id, partition.facts.subject
-        if from_ms > before and not counts_as_end(from_ms, from_ms - ahead_ms):
+        if not counts_as_end(from_ms, now_ms):
             log.warning(
                 "partition %d of %s begins with this broker's calendar: the one of what it continues was %d s ahead of it, "
                 "so reads of a range of times may pass over messages between the two",
                 number, subject, ahead_ms // 1_000,
             )  # fmt: skip
-            return self.commit.flushed()
-        if from_ms <= before:
             return self.commit.flushed()
         self.commit.check_room(OWN_RECORD_BYTES, own=True)
         if ahead_ms > HELD_MS_MIN:

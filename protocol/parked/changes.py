@@ -257,7 +257,10 @@ class Clear(Struct, frozen=True, array_like=True, tag=7):
     """Forget what is parked, all of it but messages of `kept`: an operator has set the group's progress."""
 
     kept: tuple[int, ...] = ()
-    """Ancestors that are not set: what was taken over of them stays.  Not every child may have it, if they have begun to take it."""
+    """
+    Ancestors that the reset leaves out: their messages stay parked.  Children that have begun to take them over may not have
+    all of them.
+    """
 
 
 ParkChange = (

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from ..errors import ConfigError, InvalidRequestError
 from ..groups import GroupStart, StartAt
+from ..text import is_not_a_time
 
 _AGO = re.compile(r"-(\d{1,9})(ms|s|m|h|d|w)")
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
@@ -35,7 +36,7 @@ def instant_ms(given: datetime | timedelta | str, *, now_ms: int) -> int:
     Raises:
         InvalidRequestError: no such value, no time zone, before 1970, or in the future.
     """
-    if given != given:  # noqa: PLR0124 (pandas.NaT, which has no other mark without pandas)
+    if is_not_a_time(given):
         raise InvalidRequestError(f"{given!r:.40} is no instant: give a datetime with a time zone")
     if isinstance(given, datetime):
         if given.utcoffset() is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from ..errors import DeliverAtError
+from ..text import is_not_a_time
 
 AHEAD_MS_MAX = 366 * 86_400_000
 """A year, whichever it is."""
@@ -30,7 +31,7 @@ def deliver_at_ms(given: object, *, now_ms: int) -> int:
 
 def _instant_ms(given: object) -> int:
     if isinstance(given, datetime):
-        if given != given:  # noqa: PLR0124 (pandas.NaT, which has no other mark without pandas)
+        if is_not_a_time(given):
             raise DeliverAtError(f"deliver_at is no time: {given!r:.40}")
         if given.utcoffset() is None:
             raise DeliverAtError(

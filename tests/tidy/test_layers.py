@@ -73,6 +73,7 @@ LAYERS: dict[str, set[str]] = {
     "broker/storage/index": set(),
     "producer/scheduled": set(),
     "producer/tables": set(),
+    "producer/trying": set(),
     "consumer/delivery": set(),
     "consumer/parking": {"consumer/delivery"},
     "consumer/pulling": {"consumer/delivery", "consumer/parking"},

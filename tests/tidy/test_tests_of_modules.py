@@ -220,6 +220,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/producer/test_time_outs.py": "halts",
     },
     "producer/tables": {"integration/clients/test_send_arrow.py": "column_batch"},
+    "producer/trying": {"unit/producer/test_waiting_keys.py": "loss tries"},
     "protocol": {
         "integration/brokers/test_copied_folder.py": "verification",
         "integration/operations/test_reshape.py": "operations",

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from keylane.producer import ProducerSettings
-from keylane.producer.waiting import RouteLog
+from keylane.producer.trying.tries import RouteLog
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import OutcomeUnknownError
 from keylane.protocol.routing import OrderStrategy, logical_partition

@@ -16,13 +16,11 @@ from keylane.producer.held import HeldMessages
 from keylane.producer.outgoing_batch import OutgoingBatch
 from keylane.producer.send_budget import SendBudget
 from keylane.producer.sender import SubjectSender
+from keylane.producer.trying.tries import TOLD_MAX, RouteLog, TroubleLog
 from keylane.producer.waiting import (
     META_DOWN,
     NO_ANSWER,
-    TOLD_MAX,
     PartitionWaits,
-    RouteLog,
-    TroubleLog,
     WaitReport,
     broker_cause,
     route_cause,
