@@ -181,7 +181,7 @@ class Turn:
                 _push(executor, self._loop)
         finally:
             for channel in channels:
-                channel.flush()  # a turn earlier than the channel would by itself
+                _flush(channel, self._loop)  # a turn earlier than the channel would by itself
 
     def flight(self, address: str | None) -> BrokerFlight:
         """The flight of the broker at `address`; one for all whose address is not known."""
@@ -189,6 +189,14 @@ class Turn:
         if flight is None:
             flight = self._flights[address] = BrokerFlight(self._loop)
         return flight
+
+
+def _flush(channel: Gathering, loop: asyncio.AbstractEventLoop) -> None:
+    """Flush `channel`; what it raises goes to the event loop, and the others are flushed all the same."""
+    try:
+        channel.flush()
+    except Exception as error:  # noqa: BLE001 - told to the event loop, as the fault of a callback is
+        loop.call_exception_handler({"message": "a connection failed to write", "exception": error})
 
 
 def _push(executor: Pushed, loop: asyncio.AbstractEventLoop) -> None:

@@ -79,7 +79,7 @@ class CountingExecutor:
     def __init__(self) -> None:
         self.open = OutgoingBatch(asyncio.get_running_loop())
         self.waited = False
-        self.gathering = None
+        self.gathering: CountingChannel | None = None
         self.pushes = 0
 
     def push(self) -> None:
@@ -98,4 +98,34 @@ async def test_turn_pushes_what_is_due_when_its_end_fails() -> None:
     turn.add(executor)
     await asyncio.sleep(0)
     assert executor.pushes == 1
+    assert [type(fault) for fault in told] == [MemoryError]
+
+
+class CountingChannel:
+    """A channel that counts how often it is flushed; a broken one raises then."""
+
+    def __init__(self, *, broken: bool) -> None:
+        self._broken = broken
+        self.flushes = 0
+
+    def gather(self) -> None: ...
+
+    def flush(self) -> None:
+        self.flushes += 1
+        if self._broken:
+            raise MemoryError
+
+
+async def test_turn_flushes_other_channels_when_one_fails() -> None:
+    """A channel that is not flushed would keep all small messages from there on."""
+    loop, told = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+    turn, channels = Turn(loop, lambda: None), []
+    for broken in (True, False):
+        executor = CountingExecutor()
+        executor.gathering = CountingChannel(broken=broken)
+        channels.append(executor.gathering)
+        turn.add(executor)
+    await asyncio.sleep(0)
+    assert [channel.flushes for channel in channels] == [1, 1]
     assert [type(fault) for fault in told] == [MemoryError]
