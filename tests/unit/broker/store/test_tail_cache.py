@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from keylane.broker.store.tail_cache import ENTRY_BYTES, TailCache
+import gc
+
+from keylane.broker.store.tail_cache import COPIED_BYTES_MAX, ENTRY_BYTES, TailCache
 
 
 def filled(cache: TailCache, count: int = 4, partition_id: int = 1) -> TailCache:
@@ -41,3 +43,16 @@ def test_oldest_leave_first():
 def test_no_budget_keeps_nothing():
     """A cache of no bytes is off."""
     assert filled(TailCache(0)).read(1, 6, bytes_max=100) == ([], 6)
+
+
+def test_small_bodies_are_no_objects_of_the_garbage_collector():
+    """A broker keeps thousands of them; views of them would be looked at by each full collection."""
+    cache = TailCache(1 << 20)
+    large = memoryview(bytes(COPIED_BYTES_MAX + 1))
+    for base_offset, body in ((0, memoryview(b"small")), (1, large)):
+        cache.add(1, base_offset, base_offset + 1, header=bytearray(b"h"), body=body)
+
+    pieces, _ = cache.read(1, 0, bytes_max=1 << 20)
+    assert pieces == [b"h", b"small", b"h", large]
+    assert [gc.is_tracked(piece) for piece in pieces] == [False, False, False, True]
+    assert pieces[-1] is large, "a large one is not copied"
