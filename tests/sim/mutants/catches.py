@@ -104,7 +104,7 @@ CATCHES: dict[str, int] = {
     "later_messages_pass_a_parked_key": 2_000_000_006,
     "later_subjects_of_the_name_are_read": 4_000_000_002,
     "lease_by_the_calendar": 55,
-    "lease_token_is_not_checked": 1_000_000_061,
+    "lease_token_is_not_checked": 1_000_000_054,
     "left_partition_is_no_barrier": 1_000_000_006,
     "line_waits_for_a_commit": 777_000_152,
     "live_reset_ends_with_its_metaserver": 2_000_000_170,

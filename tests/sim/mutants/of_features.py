@@ -33,7 +33,9 @@ from sim.mutants.mutant import Breaks, Patches
 def dropped_partitions_stay(patches: Patches) -> None:
     """A broker says that it has dropped a partition, and keeps it."""
     patches.set(
-        broker_control, "drop_partition", lambda store, _partition_id, _ask: store.commit.flushed()
+        broker_control,
+        "drop_partition",
+        lambda store, _partition_id, _ask, **_: store.commit.flushed(),
     )
 
 
@@ -116,8 +118,8 @@ def halves_change_their_numbers(patches: Patches) -> None:
 def scheduled_told_before_durable(patches: Patches) -> None:
     """A message for later is accepted while it is being written."""
 
-    async def keep(self: Any, messages: Any, size: int) -> None:
-        writing = asyncio.ensure_future(real(self, messages, size))
+    async def keep(self: Any, messages: Any) -> None:
+        writing = asyncio.ensure_future(real(self, messages))
         await asyncio.sleep(0)
         if writing.done():
             await writing

@@ -39,8 +39,8 @@ def granted_counts_as_heard(patches: Patches) -> None:
     def readable(partitions: Any, drained: Any) -> Any:
         return real_readable([_replace(partition, heard=True) for partition in partitions], drained)
 
-    def settle(connection: Any, group_id: int) -> Any:
-        changes = real_settle(connection, group_id)
+    def settle(connection: Any, group_id: int, **how: Any) -> Any:
+        changes = real_settle(connection, group_id, **how)
         granted = sa.select(leases.c.group_id, leases.c.partition_id).where(
             leases.c.group_id == group_id, leases.c.token > 0
         )
