@@ -272,44 +272,13 @@ class HttpNetwork:
         body: object = None,
         query: Mapping[str, str] | None = None,
         timeout_ms: int,
+        anew: bool = False,
     ) -> T:
         """See `network.Network.control`; a body over the limit is a MessageTooLargeError."""
-        return await self._by(
-            self._session, method, address, path, answer, body=body, query=query, timeout_ms=timeout_ms
-        )  # fmt: skip
-
-    async def control_anew(
-        self,
-        method: str,
-        address: str,
-        path: str,
-        answer: type[T],
-        *,
-        body: object = None,
-        query: Mapping[str, str] | None = None,
-        timeout_ms: int,
-    ) -> T:
-        """As `control`, on a new connection; see `network.OpensAnew`."""
-        return await self._by(
-            self._new_session(), method, address, path, answer, body=body, query=query, timeout_ms=timeout_ms
-        )  # fmt: skip
-
-    async def _by(
-        self,
-        session: aiohttp.ClientSession,
-        method: str,
-        address: str,
-        path: str,
-        answer: type[T],
-        *,
-        body: object,
-        query: Mapping[str, str] | None,
-        timeout_ms: int,
-    ) -> T:
         identity = self._identity
         call = partial(
             self._control,
-            session,
+            self._new_session() if anew else self._session,
             method,
             address,
             path,

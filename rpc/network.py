@@ -148,9 +148,13 @@ class Network(Protocol):
         body: object = None,
         query: Mapping[str, str] | None = None,
         timeout_ms: int,
+        anew: bool = False,
     ) -> T:
         """
         Make a JSON call: encode `body`, decode the answer as `answer`.
+
+        Args:
+            anew: on a connection that is made for this call; one that was kept may be dead without a word.
 
         Raises:
             RefusedError, or a subclass: the server's answer.
@@ -170,23 +174,4 @@ class KnowsMetaservers(Protocol):
 
     def know_metaservers(self, addresses: Sequence[str]) -> None:
         """Note where metaservers are."""
-        ...
-
-
-@runtime_checkable
-class OpensAnew(Protocol):
-    """A network that keeps connections for later calls, of which one may be dead without a word."""
-
-    async def control_anew(
-        self,
-        method: str,
-        address: str,
-        path: str,
-        answer: type[T],
-        *,
-        body: object = None,
-        query: Mapping[str, str] | None = None,
-        timeout_ms: int,
-    ) -> T:
-        """As `Network.control`, on a connection that is made for this call."""
         ...

@@ -105,9 +105,10 @@ class AnsweringNetwork:
         body: object = None,
         query: Mapping[str, str] | None = None,
         timeout_ms: int,
+        anew: bool = False,
     ) -> Any:
         """See `network.Network.control`."""
-        del method, address, path, body, timeout_ms
+        del method, address, path, body, timeout_ms, anew
         if answer is Health:
             return Health(program="metaserver", ready=True)
         assert query is not None

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from ...protocol.errors import UnreachableError
 from ...protocol.http.endpoint import Endpoint
-from ..network import Network, OpensAnew
+from ..network import Network
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -57,12 +57,11 @@ class Asking:
         Raises:
             KeylaneError: as `network.Network.control`.
         """
-        network = self._network
         asked = endpoint.method, address, path, endpoint.answer
-        kept = partial(network.control, *asked, body=body, query=query)
-        if endpoint.told_again or not isinstance(network, OpensAnew):
+        kept = partial(self._network.control, *asked, body=body, query=query)
+        if endpoint.told_again:
             return await kept(timeout_ms=timeout_ms)
-        anew = partial(network.control_anew, *asked, body=body, query=query)
+        anew = partial(kept, anew=True)
         if endpoint.is_get:
             return await ask_again(kept, anew, wait_ms=wait_ms, timeout_ms=timeout_ms)
         return await anew(timeout_ms=timeout_ms)

@@ -252,8 +252,10 @@ class SimNetwork:
         body: object = None,
         query: Mapping[str, str] | None = None,
         timeout_ms: int,
+        anew: bool = False,
     ) -> T:
-        """See `Network.control`."""
+        """See `Network.control`; every call has a connection of its own."""
+        del anew
         self._internet.on_call(self._process, f"{method} {path}")
         packed = b"" if body is None else encode_json(body)
         future: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()

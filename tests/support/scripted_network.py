@@ -123,7 +123,9 @@ class ScriptedNetwork:
             raise NotSentError
         return ScriptedChannel(self, address)
 
-    async def control(self, method, address, path, answer, *, body=None, query=None, timeout_ms):
+    async def control(
+        self, method, address, path, answer, *, body=None, query=None, timeout_ms, anew=False
+    ):
         if answer is Health:
             return Health(program="metaserver", ready=True)
         self.route_asks += answer is Route

@@ -162,7 +162,7 @@ class ThreeMetaservers:
     def __init__(self) -> None:
         self.heard_at: list[float] = []
 
-    async def control(self, _method, address, _path, _answer, *, body, query, timeout_ms):
+    async def control(self, _method, address, _path, _answer, *, body, query, timeout_ms, **_):
         now = asyncio.get_running_loop().time()
         if now >= 5 and address != "c":
             await asyncio.sleep(timeout_ms / 1_000)

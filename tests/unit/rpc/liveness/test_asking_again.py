@@ -65,13 +65,9 @@ class NotingNetwork:
     def __init__(self) -> None:
         self.made: list[str] = []
 
-    async def control(self, method, address, path, answer, *, body, query, timeout_ms):
-        self.made.append("kept")
-        return await ask(60, None)(timeout_ms=timeout_ms)
-
-    async def control_anew(self, method, address, path, answer, *, body, query, timeout_ms):
-        self.made.append("anew")
-        return "answered"
+    async def control(self, method, address, path, answer, *, body, query, timeout_ms, anew=False):
+        self.made.append("anew" if anew else "kept")
+        return "answered" if anew else await ask(60, None)(timeout_ms=timeout_ms)
 
 
 @pytest.mark.parametrize(
