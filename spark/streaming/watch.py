@@ -210,6 +210,15 @@ class Watch:
             )
         }
 
+    def no_data(self, option: str, partition_id: int) -> PartitionUnknownError:
+        """The error of a stream that is to begin in a partition whose data is gone; `option` names it."""
+        subjects = ", ".join(self._options.subjects)
+        return PartitionUnknownError(
+            f"{option}: subject {subjects} has no data in partition {partition_id}",
+            partition_id=partition_id,
+            subject=subjects,
+        )
+
     def _no_partition(self, option: str, partition_id: int) -> PartitionUnknownError:
         subjects = ", ".join(self._options.subjects)
         return PartitionUnknownError(
