@@ -157,6 +157,12 @@ def _check_schema(options: ReadOptions, schema: StructType) -> None:
             "give no schema and no list of columns; choose columns with the option `columns`: they are "
             f"{', '.join(options.columns)}, and the schema has {', '.join(names)}"
         )
+    for wanted, given in zip(schema_of(options).fields, schema.fields, strict=True):
+        kind, other = wanted.dataType.simpleString(), given.dataType.simpleString()
+        if kind != other:
+            raise ConfigError(
+                f"give no schema: column {wanted.name} is {kind}, and the schema says {other}; cast it behind the read"
+            )
 
 
 class KeylaneReader(DataSourceReader):

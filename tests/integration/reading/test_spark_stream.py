@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from keylane import Producer
 from keylane.protocol.control import Retention
@@ -309,6 +309,10 @@ def test_stream_fails_in_its_first_call_when_it_cannot_be_one(shared_cluster, su
     """PySpark hides an error of `streamReader` behind one of its own."""
     reader = source_of(shared_cluster.meta, subject).streamReader(StructType([]))
     with pytest.raises(ConfigError, match="give no schema"):
+        reader.initialOffset()
+    texts = StructType([StructField(each.name, StringType()) for each in spark_schema()])
+    reader = source_of(shared_cluster.meta, subject).streamReader(texts)
+    with pytest.raises(ConfigError, match="column partition is int, and the schema says string"):
         reader.initialOffset()
     monkeypatch.setattr(source_module, "LIMITED", False)
     with streaming(shared_cluster.meta, subject, end="latest") as reader:
