@@ -178,6 +178,33 @@ def test_selected_partitions_are_streamed_to_their_end(shared_cluster, subject):
         assert {row[0] for row in query.rows} == {numbers[0]}
 
 
+def test_keys_of_a_stream_are_read_through_resizes_whatever_partitions_hold_them(
+    shared_cluster, subject
+):
+    """Each key's partition is split, and a part of it merged again; options may name partitions that hold none of the keys."""
+    for count, begin in ((6, 300), (4, 600)):
+        resize(shared_cluster, subject, count)
+        asyncio.run(send(shared_cluster.meta, subject, range(begin, begin + 300)))
+    with streaming(shared_cluster.meta, subject) as reader:
+        query = Query(reader)
+        query.all()
+    places = {key: {row[0] for row in query.rows if row[2] == key} for _, _, key, _ in query.rows}
+    every = frozenset().union(*places.values())
+    for key in sorted(places)[:8]:
+        with streaming(shared_cluster.meta, subject, keys=key.decode()) as reader:
+            of_key = Query(reader)
+            of_key.all()
+        wanted = [row for row in query.rows if row[2] == key]
+        assert len(wanted) == 900 // KEYS + (int(key[1:]) < 900 % KEYS)
+        assert of_key.rows == wanted
+    other = min(every - places[key])
+    for options in ({"partitions": str(other)}, {"start": json.dumps({other: 1})}):
+        with streaming(shared_cluster.meta, subject, keys=key.decode(), **options) as reader:
+            of_key = Query(reader)
+            of_key.all()
+        assert of_key.rows == ([] if "partitions" in options else wanted)
+
+
 def test_limit_of_spark_goes_before_the_option(shared_cluster, subject):
     """Trigger.Once asks for everything."""
     with streaming(shared_cluster.meta, subject, maxRowsPerTrigger="7") as reader:
