@@ -126,12 +126,21 @@ def _stored(name: str, column: Any) -> Any:
         return column
     try:
         if name != "timestamp":
-            return column.cast(pa.large_binary())
+            return _bytes(column)
         # Nanoseconds are cut, as by the reader; a time of a coarser unit may be beyond microseconds.
         fine = pa.types.is_timestamp(column.type) and column.type.unit == "ns"
         return column.cast(TIME, safe=not fine)
     except pa.ArrowException as error:
         raise pa.ArrowInvalid(f"column {name}: {error}") from error
+
+
+def _bytes(column: Any) -> Any:
+    if pa.types.is_dictionary(column.type):  # Arrow decodes no dictionary of views
+        texts = _bytes(column.dictionary)
+        column = pa.DictionaryArray.from_arrays(column.indices, texts).dictionary_decode()
+    if pa.types.is_string_view(column.type):
+        column = column.cast(pa.large_string())
+    return column.cast(pa.large_binary())
 
 
 def _one(column: pa.ChunkedArray) -> Any:

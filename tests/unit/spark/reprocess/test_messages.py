@@ -66,6 +66,15 @@ def test_texts_are_stored_as_they_are_whatever_their_layout_is(kind):
         assert made[name].to_pylist() == [each and each.encode() for each in texts]
 
 
+def test_texts_of_a_dictionary_of_views_are_stored():
+    """Polars has categories so."""
+    column = pa.DictionaryArray.from_arrays(
+        [1, 0, None], pa.array(["a", "b" * 30], pa.string_view())
+    )
+    made = messages_of(pa.table({"value": column}), job="clean", piece=PIECE)
+    assert made["value"].to_pylist() == [b"b" * 30, b"a", None]
+
+
 @pytest.mark.parametrize(
     ("unit", "count"),
     [("s", 1_700_000_000), ("ms", 1_700_000_000_000), ("ns", 1_700_000_000_000_000_000 + 999)],
