@@ -17,7 +17,7 @@ from itertools import product
 from ..protocol.backoff import Backoff
 from ..protocol.errors import KeylaneError, RetryRule, SubjectUnknownError, UnreachableError
 from ..protocol.reading.bounds import BOUNDS_AT_ONCE_MAX, AskBounds, BoundsList, PartitionBounds
-from ..protocol.routing import Route
+from ..protocol.routing import PartitionState, Route
 from ..protocol.text import listed
 from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.network import Network
@@ -48,6 +48,33 @@ def take_snapshot(options: ReadOptions) -> list[PlannedRange]:
         UnreachableError: the metaserver or a broker did not answer, for as long as the options say.
     """
     return asyncio.run(_ask(options))
+
+
+def has_expired(options: ReadOptions, partition_id: int) -> bool:
+    """
+    Whether a subject of the options had this partition, and has it no more; False where the metaserver does not tell.
+
+    Blocks; needs a thread without event loop.
+    """
+    try:
+        return asyncio.run(_has_expired(options, partition_id))
+    except KeylaneError:
+        return False
+
+
+async def _has_expired(options: ReadOptions, partition_id: int) -> bool:
+    network = open_network(options.secured)
+    try:
+        meta = MetaClient(network, options.meta)
+        histories = await asyncio.gather(*map(meta.history, options.subjects))
+    finally:
+        await network.close()
+    return any(
+        past.partition.partition_id == partition_id
+        and past.partition.state is PartitionState.EXPIRED
+        for history in histories
+        for past in history.partitions
+    )
 
 
 async def _ask(options: ReadOptions) -> list[PlannedRange]:

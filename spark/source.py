@@ -28,9 +28,14 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from ..arrow.packing import Task, pack
 from ..arrow.planner import PlannedRange, check_batch
 from ..arrow.selection import EARLIEST, ReadOptions
-from ..arrow.snapshot import take_snapshot
+from ..arrow.snapshot import has_expired, take_snapshot
 from ..arrow.task_reader import read_task
-from ..protocol.errors import ConfigError, KeylaneError, OffsetOutOfRangeError
+from ..protocol.errors import (
+    ConfigError,
+    KeylaneError,
+    OffsetOutOfRangeError,
+    PartitionUnknownError,
+)
 from .failure import readable_errors
 from .options import asked_options, of_table, parse_options
 from .schema import options_in, schema_of, with_options
@@ -81,6 +86,9 @@ class KeylaneSource(DataSource):
                 # A stream that goes on from its checkpoint may have a start that retention has passed since: only a
                 # batch fails.
                 if (error.offset or 0) >= (error.first_offset or 0):
+                    raise
+            except PartitionUnknownError as error:  # so it may with the whole partition
+                if error.partition_id is None or not has_expired(options, error.partition_id):
                     raise
         schema = schema_of(options)
         return (
@@ -149,6 +157,12 @@ def _check_schema(options: ReadOptions, schema: StructType) -> None:
             "give no schema and no list of columns; choose columns with the option `columns`: they are "
             f"{', '.join(options.columns)}, and the schema has {', '.join(names)}"
         )
+    for wanted, given in zip(schema_of(options).fields, schema.fields, strict=True):
+        kind, other = wanted.dataType.simpleString(), given.dataType.simpleString()
+        if kind != other:
+            raise ConfigError(
+                f"give no schema: column {wanted.name} is {kind}, and the schema says {other}; cast it behind the read"
+            )
 
 
 class KeylaneReader(DataSourceReader):

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...arrow.columns import TIME
 from ...protocol.errors import JobFailedError
 from ...protocol.reprocess.manifest import JobPiece
 from ...protocol.reprocess.sources import SOURCE
@@ -42,9 +43,9 @@ def messages_of(rows: pa.Table, *, job: str, piece: JobPiece) -> pa.Table:
         raise JobFailedError(
             f"job {job} at {where} gave {what}: messages have {', '.join(STORED)}", **details
         )
-    columns = {name: _one(rows.column(name)) for name in STORED if name in names}
     sources = None
     try:
+        columns = {name: _stored(name, _one(rows.column(name))) for name in STORED if name in names}
         if "offset" in names:
             offsets = _one(rows.column("offset")).cast(pa.int64()).cast(pa.string())
             sources = pc.binary_join_element_wise(str(piece.partition_id), offsets, "/")
@@ -112,6 +113,34 @@ def _with_offsets(given: Any, count: int) -> _Entries:
 
 
 _ENTRY = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())])
+
+
+def _stored(name: str, column: Any) -> Any:
+    """
+    A column in the type in which messages are written, which reads its buffers.
+
+    Raises:
+        pa.ArrowException: it is of another kind.
+    """
+    if name == "properties":
+        return column
+    try:
+        if name != "timestamp":
+            return _bytes(column)
+        # Nanoseconds are cut, as by the reader; a time of a coarser unit may be beyond microseconds.
+        fine = pa.types.is_timestamp(column.type) and column.type.unit == "ns"
+        return column.cast(TIME, safe=not fine)
+    except pa.ArrowException as error:
+        raise pa.ArrowInvalid(f"column {name}: {error}") from error
+
+
+def _bytes(column: Any) -> Any:
+    if pa.types.is_dictionary(column.type):  # Arrow decodes no dictionary of views
+        texts = _bytes(column.dictionary)
+        column = pa.DictionaryArray.from_arrays(column.indices, texts).dictionary_decode()
+    if pa.types.is_string_view(column.type):
+        column = column.cast(pa.large_string())
+    return column.cast(pa.large_binary())
 
 
 def _one(column: pa.ChunkedArray) -> Any:

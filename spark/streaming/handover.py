@@ -38,15 +38,14 @@ def behind_backfill(options: ReadOptions) -> ReadOptions:
 
 
 def lost_behind(view: View, start: ReadBound) -> Iterator[LostRange]:
-    """What is removed with its partition, and is not in the backfill."""
-    if not start.manifest:
-        return
+    """What is removed with its partition, of what a start asks for by offsets: a backfill's end, or the option itself."""
     named = start.by_partition.keys()
     for number, branch in view.lineage.branches.items():
         # What was opened after the backfill continues something that the backfill has.
-        if not branch.gone or not (number in named or named & view.lineage.ancestors(number)):
+        asked = number in named or (start.manifest and named & view.lineage.ancestors(number))
+        if not branch.gone or not asked:
             continue
-        point = start.by_partition.get(number, 0)
-        begin = point if isinstance(point, int) else 0
-        if branch.end is None or begin < branch.end:
+        begin = start.by_partition.get(number, 0)
+        # What a time or a group's cursor means there is not known.
+        if isinstance(begin, int) and (branch.end is None or begin < branch.end):
             yield LostRange(number, begin, branch.end)

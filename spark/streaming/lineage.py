@@ -79,13 +79,20 @@ class Lineage:
                     self.children[parent].add(number)
                 parents = frozenset({number})
             above[number] = parents
-        self.replaced: dict[int, frozenset[int]] = {}
+        self.replaced = self._replaced(every)
         """Partition of rows that took the place of messages → the partitions that had these; see `ReplacingRows`."""
-        for parents in self.parents.values():
-            for parent in parents:
+
+    def _replaced(self, every: Mapping[int, Branch]) -> dict[int, frozenset[int]]:
+        """By what partitions continue at once: past one that is not read, a partition continues more than it does at once."""
+        replaced: dict[int, frozenset[int]] = {}
+        for branch in every.values():
+            parents = set(map(int, branch.partition.parents))
+            for parent in parents & self.branches.keys():
                 # No other operation continues a partition by one that is sealed again for the same child.
-                if before := self.parents[parent] & parents:
-                    self.replaced[parent] = before
+                before = parents & set(map(int, every[parent].partition.parents))
+                if before := before & self.branches.keys():
+                    replaced[parent] = frozenset(before)
+        return replaced
 
     def before(self, partition_id: int) -> frozenset[int]:
         """

@@ -191,6 +191,10 @@ class _Driver:
 
     async def _begins(self, view: View) -> dict[int, int]:
         """The start that the options ask for, which has to be stored."""
+        for number in sorted(self._options.partitions or ()):
+            branch = view.lineage.branches.get(number)  # none where the keys lie in others
+            if branch is not None and branch.gone:
+                raise self._watch.no_data("partitions", number)
         begins = await self._watch.places(view, self._options.start)
         for lost in lost_behind(view, self._options.start):
             self._lose(view, lost)

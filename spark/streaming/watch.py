@@ -99,7 +99,7 @@ class Watch:
             offset: partitions that it has finished are not asked for.
         """
         view = await self.patiently(lambda: self._look(offset))
-        missing = sorted((self._options.partitions or set()) - view.lineage.branches.keys())
+        missing = sorted((self._options.partitions or set()) - self._every)
         if missing:
             raise self._no_partition("partitions", missing[0])
         return view
@@ -128,9 +128,8 @@ class Watch:
     async def places(self, view: View, bound: ReadBound) -> dict[int, int]:
         """The offset that a bound means in each partition of a view whose data is not gone; times are placed in order."""
         lineage = view.lineage
-        # The options may leave out partitions that a backfill has.
-        known = self._every if bound.manifest else lineage.branches.keys()
-        unknown = sorted(bound.by_partition.keys() - known)
+        # The options may leave out partitions that a backfill has, or that a bound names: keys may lie in others.
+        unknown = sorted(bound.by_partition.keys() - self._every)
         if unknown:
             option = "start" if bound is self._options.start else "end"
             raise self._no_partition(option, unknown[0])
@@ -183,7 +182,11 @@ class Watch:
             branches += branches_of(subject, history.partitions)
             excluded |= self._excluded(route, branches)
         self.subjects = subjects
-        self._every = {int(branch.partition.partition_id) for branch in branches}
+        self._every = {
+            int(branch.partition.partition_id)
+            for branch in branches
+            if branch.partition.state is not PartitionState.PLANNED
+        }
         self._continued = {
             int(parent)
             for branch in branches
@@ -209,6 +212,15 @@ class Watch:
                 or (wanted is not None and not _holds(branch.partition, wanted))
             )
         }
+
+    def no_data(self, option: str, partition_id: int) -> PartitionUnknownError:
+        """The error of a stream that is to begin in a partition whose data is gone; `option` names it."""
+        subjects = ", ".join(self._options.subjects)
+        return PartitionUnknownError(
+            f"{option}: subject {subjects} has no data in partition {partition_id}",
+            partition_id=partition_id,
+            subject=subjects,
+        )
 
     def _no_partition(self, option: str, partition_id: int) -> PartitionUnknownError:
         subjects = ", ".join(self._options.subjects)

@@ -20,7 +20,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from ...protocol.clock import SystemClock
-from ...protocol.errors import ConfigError
+from ...protocol.errors import ConfigError, KeylaneError
 from ...protocol.operations import hidden_name
 from ...rpc.network import Network
 from ..failure import readable_errors
@@ -84,7 +84,12 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         since = datetime.fromtimestamp(self._started_at_ns // 1_000_000_000, UTC).isoformat()
         filler = f"a write of Spark that began at {since}, job {self.job}"
         subject = HiddenSubject(network, self.options, self.hidden, filled_by=filler)
-        self._subject_id = (await subject.make()).route.subject_id
+        try:
+            self._subject_id = (await subject.make()).route.subject_id
+        except KeylaneError:
+            if not self.options.hidden:  # no other job knows this name
+                await subject.abandon()
+            raise
         if self.options.hidden:
             check_unused(self.hidden, self.options.subject, await subject.stored())
 

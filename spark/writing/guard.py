@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...protocol.errors import RowOrderError
+from ...protocol.limits import LOGICAL_PARTITIONS
 from .job import Order
 
 PAIRS = (
@@ -23,6 +24,8 @@ PAIRS = (
     ("partition", "logic_offset"),
     ("queue", "offset"),
 )
+_NO_KEY = LOGICAL_PARTITIONS
+"""In the place of the logical partition of a row without a key."""
 
 
 def guarded_columns(
@@ -64,12 +67,19 @@ class OrderGuard:
         self.sources: dict[str, int] = {}
         """As in TaskReport."""
 
-    def look(self, batch: pa.RecordBatch, logical: npt.NDArray[np.uint16], first_row: int) -> None:
+    def look(
+        self,
+        batch: pa.RecordBatch,
+        logical: npt.NDArray[np.uint16],
+        keyed: npt.NDArray[np.bool_],
+        first_row: int,
+    ) -> None:
         """
         Look at the next rows.
 
         Args:
             logical: their logical partitions.
+            keyed: whether each has a key: tasks cannot break an order of rows without one.
             first_row: the number of the first one, for the error.
 
         Raises:
@@ -80,6 +90,7 @@ class OrderGuard:
         names = batch.schema.names
         offsets = self._numbers(batch, self._offset)
         parts = self._numbers(batch, self._partition)
+        logical = np.where(keyed, logical, np.uint16(_NO_KEY))
         subjects = batch.column("subject").to_pylist() if "subject" in names else None
         if subjects is not None and len(set(subjects)) > 1:
             for subject in dict.fromkeys(subjects):
@@ -109,7 +120,7 @@ class OrderGuard:
             self._latest[source] = int(offsets[end - 1])
             bits = self.sources.get(source, 0)
             for each in np.unique(logical[start:end]).tolist():
-                bits |= 1 << each
+                bits |= 1 << each if each != _NO_KEY else 0
             self.sources[source] = bits
 
     def _numbers(self, batch: pa.RecordBatch, name: str) -> Any:

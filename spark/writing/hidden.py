@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import TypeVar
 
 from ...protocol.access.capability import parts_of
@@ -265,6 +266,11 @@ class HiddenSubject:
             await self._trying(lambda: self._meta.delete_subject(self.name, ask))
         except (SubjectUnknownError, SubjectDeletedError):
             return
+
+    async def abandon(self) -> None:
+        """Delete one whose making has failed, which the metaserver would go on with; asks once."""
+        with suppress(KeylaneError):
+            await self._meta.delete_subject(self.name, DeleteSubject(force=True))
 
     async def _trying(self, ask: Callable[[], Awaitable[T]]) -> T:
         until = self._clock.boot_ms() + self._options.timeout_ms

@@ -91,6 +91,8 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
         if not text:
             if name in {"meta", "subject"}:
                 problems[name] = "required"
+            elif name.lower() in options:
+                problems[name] = "empty"
             continue
         try:
             values["timeout_ms" if name == "timeoutMs" else name] = parse(text)
@@ -190,7 +192,7 @@ class TaskReport:
     rows: Mapping[int, int] = field(default_factory=dict)
     """Partition id → rows of the task."""
     sources: Mapping[str, int] = field(default_factory=dict)
-    """Source partition → the logical partitions of its rows, bit by bit."""
+    """Source partition → the logical partitions of its rows that have a key, bit by bit."""
 
 
 def check_job(reports: Sequence[TaskReport | None], stored: Mapping[int, int]) -> int:

@@ -27,12 +27,15 @@ from ...arrow.column_hash import hash_column
 from ...producer.tables.arrow import Column
 from ...protocol.batch import BYTES_PER_MESSAGE, join_columns
 from ...protocol.errors import KeylaneError, RowsInvalidError
+from ...protocol.ids import MAX_I64
 from ...protocol.limits import KEY_BYTES_MAX, LOGICAL_PARTITIONS
 from ...protocol.message import pack_properties
 from .packed_properties import packed_maps
 
 BATCH_ROWS = 8_192
 BATCH_BYTES = 256 << 10
+MICROS_MAX = MAX_I64 // 1_000
+"""The latest time of a message, in microseconds since 1970; with a minus sign the earliest."""
 KEYLESS_RUN = 4_096
 """Rows of a task in a row that go to one logical partition if they have no key."""
 I64: TypeAlias = npt.NDArray[np.int64]
@@ -56,6 +59,14 @@ class RowColumns:
 
     def __len__(self) -> int:
         return len(self.logical)
+
+    @property
+    def keyed(self) -> npt.NDArray[np.bool_]:
+        """Of each row whether it has a key."""
+        if self.keys is None:
+            return np.zeros(len(self), np.bool_)
+        keyed: npt.NDArray[np.bool_] = self.keys.lengths > 0
+        return keyed
 
     @cached_property
     def sizes(self) -> I64:
@@ -219,7 +230,7 @@ class RowReader:
         The rows of a record batch.
 
         Raises:
-            RowsInvalidError: a value is null or too large, or a property is no text.
+            RowsInvalidError: a value is null or too large, a property is no text, or a time has no nanoseconds of 64 bits.
         """
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         values = Column(columns["value"])
@@ -271,6 +282,13 @@ class RowReader:
                 "timestamp", int(np.flatnonzero(_nulls(column))[0]), "a null is no time"
             )
         micros: I64 = pc.cast(column, pa.int64()).to_numpy(zero_copy_only=False)
+        beyond = (micros > MICROS_MAX) | (micros < -MICROS_MAX)
+        if beyond.any():  # nanoseconds of such a time would be those of another one
+            raise self._wrong(
+                "timestamp",
+                int(np.argmax(beyond)),
+                "a message has a time from 1677-09-22 to 2262-04-11, in nanoseconds of 64 bits",
+            )
         return micros * 1_000
 
     def _check_sizes(self, values: Column, keys: Column | None, packed: Column | None) -> None:

@@ -17,6 +17,7 @@ from ...protocol.errors import RowsInvalidError
 
 _BYTES = (BinaryType, StringType)
 _NUMBERS = (IntegerType, LongType)
+_TEXTS = "map<string,string>"
 WRITTEN: dict[str, tuple[type[DataType], ...]] = {
     "key": _BYTES,
     "value": _BYTES,
@@ -51,9 +52,12 @@ def check_columns(schema: StructType) -> None:
     for each in schema.fields:
         wanted = WRITTEN.get(each.name) or OF_SOURCE.get(each.name)
         if wanted is None:
-            problems.append(f"{each.name} is no column of a message")
+            near = each.name.lower()
+            known = near in WRITTEN or near in OF_SOURCE
+            meant = f"; did you mean {near}?" if known else ""
+            problems.append(f"{each.name} is no column of a message{meant}")
         elif not isinstance(each.dataType, wanted) or not _of_text(each.dataType):
-            names = " or ".join(kind.typeName() for kind in wanted)
+            names = " or ".join(_TEXTS if kind is MapType else kind.typeName() for kind in wanted)
             problems.append(f"{each.name} is {each.dataType.simpleString()}, not {names}")
     if problems:
         raise RowsInvalidError(

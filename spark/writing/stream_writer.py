@@ -70,7 +70,7 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
             )
         if overwrite:
             raise ConfigError(
-                'a stream is written with outputMode("append") or outputMode("update")'
+                'a stream is written with outputMode("append"); rows that change, as counts by key, are written by foreachBatch'
             )
         check_columns(schema)
         guarded_columns(schema.names, options.order, key_was_read=key_was_read(schema))

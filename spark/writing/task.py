@@ -67,7 +67,7 @@ async def write_task(
             first = reader.row
             rows = reader.read(batch)
             if guard is not None:
-                guard.look(batch, rows.logical, first)
+                guard.look(batch, rows.logical, rows.keyed, first)
             await sender.put(rows)
         await sender.finish()
     finally:

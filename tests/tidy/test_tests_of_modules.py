@@ -182,7 +182,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "spark/writing": {
         "integration/writing/test_written_tasks.py": "hidden task",
-        "spark/test_writing_local.py": "batch_writer running schema",
+        "spark/test_writing_local.py": "batch_writer running",
     },
     "metaserver/rebuild": {
         "integration/rebuild/test_meta_rebuild.py": "service",

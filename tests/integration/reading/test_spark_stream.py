@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from keylane import Producer
 from keylane.protocol.control import Retention
@@ -27,6 +27,7 @@ from keylane.protocol.errors import (
     SubjectUnknownError,
 )
 from keylane.protocol.operations import OperationKind, Reshape
+from keylane.protocol.routing import PartitionState
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from keylane.spark import source as source_module
@@ -177,6 +178,33 @@ def test_selected_partitions_are_streamed_to_their_end(shared_cluster, subject):
         assert {row[0] for row in query.rows} == {numbers[0]}
 
 
+def test_keys_of_a_stream_are_read_through_resizes_whatever_partitions_hold_them(
+    shared_cluster, subject
+):
+    """Each key's partition is split, and a part of it merged again; options may name partitions that hold none of the keys."""
+    for count, begin in ((6, 300), (4, 600)):
+        resize(shared_cluster, subject, count)
+        asyncio.run(send(shared_cluster.meta, subject, range(begin, begin + 300)))
+    with streaming(shared_cluster.meta, subject) as reader:
+        query = Query(reader)
+        query.all()
+    places = {key: {row[0] for row in query.rows if row[2] == key} for _, _, key, _ in query.rows}
+    every = frozenset().union(*places.values())
+    for key in sorted(places)[:8]:
+        with streaming(shared_cluster.meta, subject, keys=key.decode()) as reader:
+            of_key = Query(reader)
+            of_key.all()
+        wanted = [row for row in query.rows if row[2] == key]
+        assert len(wanted) == 900 // KEYS + (int(key[1:]) < 900 % KEYS)
+        assert of_key.rows == wanted
+    other = min(every - places[key])
+    for options in ({"partitions": str(other)}, {"start": json.dumps({other: 1})}):
+        with streaming(shared_cluster.meta, subject, keys=key.decode(), **options) as reader:
+            of_key = Query(reader)
+            of_key.all()
+        assert of_key.rows == ([] if "partitions" in options else wanted)
+
+
 def test_limit_of_spark_goes_before_the_option(shared_cluster, subject):
     """Trigger.Once asks for everything."""
     with streaming(shared_cluster.meta, subject, maxRowsPerTrigger="7") as reader:
@@ -309,6 +337,10 @@ def test_stream_fails_in_its_first_call_when_it_cannot_be_one(shared_cluster, su
     reader = source_of(shared_cluster.meta, subject).streamReader(StructType([]))
     with pytest.raises(ConfigError, match="give no schema"):
         reader.initialOffset()
+    texts = StructType([StructField(each.name, StringType()) for each in spark_schema()])
+    reader = source_of(shared_cluster.meta, subject).streamReader(texts)
+    with pytest.raises(ConfigError, match="column partition is int, and the schema says string"):
+        reader.initialOffset()
     monkeypatch.setattr(source_module, "LIMITED", False)
     with streaming(shared_cluster.meta, subject, end="latest") as reader:
         for call in (reader.initialOffset, reader.latestOffset):
@@ -403,3 +435,65 @@ def test_retention_that_passes_the_checkpoint_ends_the_stream_or_is_passed_over(
         more.all()
         assert more.batches[0] == []
         assert [row[1] for row in more.rows] == list(range(lost["lost_until"], 5_100))
+
+
+async def expired(cluster: Cluster, subject: str, partition_id: int) -> None:
+    """Wait until the metaserver has noted that retention has removed all of a sealed partition."""
+    async with meta_of(cluster) as meta, asyncio.timeout(60):
+        while True:
+            states = {
+                past.partition.partition_id: past.partition.state
+                for past in (await meta.history(subject)).partitions
+            }
+            if states[partition_id] is PartitionState.EXPIRED:
+                return
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.cluster(
+    brokers=1,
+    meta_settings="expire_ms = 200\n",
+    broker_settings="segment_bytes = 16384\nretention_bytes = 32768\n",
+)
+def test_stream_goes_on_from_its_checkpoint_when_a_partition_of_its_options_has_expired(cluster):
+    """A new stream is told what it asks for and cannot have, and so is a batch."""
+    meta = cluster.meta
+    for subject in ("flights", "filler"):
+        asyncio.run(cluster.create(subject, partitions=1, retention=Retention.TIME))
+    asyncio.run(send(meta, "flights", range(20)))
+    first = {"start": '{"1": 5}'}
+    with streaming(meta, "flights", **first) as reader:
+        query = Query(reader)
+        query.all()
+    resize(cluster, "flights", 2)
+    asyncio.run(send(meta, "filler", range(3_000)))
+    cluster.brokers[0].kill()  # it looks for what to remove when it starts
+    cluster.brokers[0].restart()
+    asyncio.run(send(meta, "flights", range(20, 40)))
+    asyncio.run(expired(cluster, "flights", 1))
+    for options in (first, {"end": '{"1": 15}'}, {"partitions": "1"}):
+        source = source_of(meta, "flights", **options)
+        reader = source.streamReader(source.schema())
+        query = Query(reader, query.checkpoint[:1])
+        query.all()
+        reader.stop()
+        wanted = [] if "partitions" in options else list(range(20, 40))
+        assert sorted(row[3] for row in query.rows) == wanted
+        with pytest.raises(PartitionUnknownError):
+            source.reader(source.schema())
+    with streaming(meta, "flights", **first) as reader:
+        with pytest.raises(DataLossError) as caught:
+            reader.initialOffset()
+        details = caught.value.details
+        assert [details[name] for name in ("partition_id", "offset", "lost_until")] == [1, 5, 20]
+    with streaming(meta, "flights", start='{"1": 20}') as reader:
+        query = Query(reader)
+        query.all()
+        assert sorted(row[3] for row in query.rows) == list(range(20, 40))
+    with (
+        streaming(meta, "flights", partitions="1") as reader,
+        pytest.raises(PartitionUnknownError),
+    ):
+        reader.initialOffset()
+    with pytest.raises(PartitionUnknownError):
+        source_of(meta, "flights", start='{"99": 5}').schema()

@@ -46,6 +46,12 @@ class ModelSubject:
     """A subject whose partitions are resized, fill and expire."""
 
     shelves: dict[int, ModelPartition] = field(default_factory=lambda: {1: ModelPartition(0, 8)})
+    asked: int | None = None
+    """The logical partition of the key that the stream reads; None: it reads all."""
+
+    def is_read(self, number: int) -> bool:
+        shelf = self.shelves[number]
+        return self.asked is None or shelf.low <= self.asked < shelf.high
 
     def open(self) -> list[int]:
         return sorted(
@@ -93,9 +99,12 @@ class ModelSubject:
         stored = {
             number: StoredOffsets(shelf.first, shelf.end, shelf.sealed)
             for number, shelf in self.shelves.items()
-            if not shelf.expired
+            if not shelf.expired and self.is_read(number)
         }
-        return View(Lineage(branches_of("flights", history)), stored)
+        lineage = Lineage(
+            branches_of("flights", history), lambda each: self.is_read(int(each.partition_id))
+        )
+        return View(lineage, stored)
 
 
 class StreamMachine(RuleBasedStateMachine):
@@ -106,9 +115,10 @@ class StreamMachine(RuleBasedStateMachine):
         edges=st.lists(st.integers(1, 7), max_size=3),
         latest=st.booleans(),
         removed=st.integers(0, 3),
+        asked=st.one_of(st.none(), st.integers(0, 7)),
     )
-    def begin(self, filled, edges, latest, removed) -> None:
-        self.subject = ModelSubject()
+    def begin(self, filled, edges, latest, removed, asked) -> None:
+        self.subject = ModelSubject(asked=asked)
         for count in filled:
             self.append(count, 0)
             self.subject.reshape(0, 3, edges)
@@ -183,7 +193,7 @@ class StreamMachine(RuleBasedStateMachine):
             assert each.start == self.read.get(number, 0), "every message once, in order"
             assert each.end <= self.subject.shelves[number].end
             self.read[number] = each.end
-            for parent in self.subject.shelves[number].parents:
+            for parent in filter(self.subject.is_read, self.subject.shelves[number].parents):
                 ended = self.read.get(parent, 0) == self.subject.shelves[parent].end
                 assert self.subject.shelves[parent].expired or ended
                 assert self.last_batch.get(parent, -1) < self.batch

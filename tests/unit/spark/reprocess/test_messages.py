@@ -51,6 +51,41 @@ def test_message_says_its_job_and_what_it_was_made_of():
     assert messages_of(rows.slice(0, 0), job="clean", piece=PIECE).num_rows == 0
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
+def test_texts_are_stored_as_they_are_whatever_their_layout_is(kind):
+    """As of Polars and pandas, whose texts have other buffers; values of a dictionary, too."""
+    texts = ["a", None, "b" * 30]
+    column = pa.array(texts, kind)
+    made = messages_of(
+        pa.table({"value": column, "key": column.cast(pa.string()).dictionary_encode()}),
+        job="clean",
+        piece=PIECE,
+    )
+    assert made["value"].type == made["key"].type == pa.large_binary()
+    for name in ("value", "key"):
+        assert made[name].to_pylist() == [each and each.encode() for each in texts]
+
+
+def test_texts_of_a_dictionary_of_views_are_stored():
+    """Polars has categories so."""
+    column = pa.DictionaryArray.from_arrays(
+        [1, 0, None], pa.array(["a", "b" * 30], pa.string_view())
+    )
+    made = messages_of(pa.table({"value": column}), job="clean", piece=PIECE)
+    assert made["value"].to_pylist() == [b"b" * 30, b"a", None]
+
+
+@pytest.mark.parametrize(
+    ("unit", "count"),
+    [("s", 1_700_000_000), ("ms", 1_700_000_000_000), ("ns", 1_700_000_000_000_000_000 + 999)],
+)
+def test_time_is_the_same_whatever_its_unit_is(unit, count):
+    """pandas gives nanoseconds; the reader gives microseconds."""
+    column = pa.array([count], pa.timestamp(unit, "Europe/Berlin"))
+    made = messages_of(pa.table({"value": [b"v"], "timestamp": column}), job="clean", piece=PIECE)
+    assert made["timestamp"].cast(pa.int64()).to_pylist() == [1_700_000_000_000_000]
+
+
 @pytest.mark.parametrize(
     "columns",
     [
@@ -58,6 +93,10 @@ def test_message_says_its_job_and_what_it_was_made_of():
         {"value": [b"v"], "more": [1]},
         {"value": [b"v"], "offset": ["x"]},
         {"value": [b"v"], "properties": [1]},
+        {"value": [1]},
+        {"value": [b"v"], "key": [1.5]},
+        {"value": [b"v"], "timestamp": ["yesterday"]},
+        {"value": [b"v"], "timestamp": pa.array([1 << 62], pa.timestamp("s"))},
     ],
 )
 def test_rows_that_are_no_messages_are_refused(columns):

@@ -29,6 +29,11 @@ def test_lag_counts_what_is_stored_and_not_read():
     assert lag_by_partition([(end, latest)]) == {3: 10, 4: 0, 9: 20, 11: 7}
 
 
+def test_lag_is_that_of_the_slower_stream_where_a_query_reads_a_partition_twice():
+    slow, quick = (text({3: 2}), text({3: 9})), (text({3: 8}), text({3: 9}))
+    assert lag_by_partition([slow, quick]) == lag_by_partition([quick, slow]) == {3: 7}
+
+
 def test_lag_is_none_where_no_source_is_a_stream_of_keylane():
     """Offsets of other sources, and of a Spark that does not say what is stored."""
     assert lag_by_partition([('{"flights":{"0":23}}', '{"flights":{"0":25}}')]) is None

@@ -94,6 +94,27 @@ def test_stream_that_begins_after_a_loss_does_not_report_it():
     assert list(lost_ranges(view, second)) == []
 
 
+def test_partition_that_is_not_read_makes_no_rows_of_another_one():
+    """1 is split into 2 and 3, which are merged: without 2, partition 4 continues both 1 and 3, and 3 has messages."""
+    history = [
+        past(1, end_offset=4),
+        past(2, 1, end_offset=5),
+        past(3, 1, end_offset=6),
+        past(4, 2, 3, state=PartitionState.OPEN),
+    ]
+    stored = {
+        1: StoredOffsets(0, 4, True),
+        3: StoredOffsets(0, 6, True),
+        4: StoredOffsets(0, 7),
+    }
+    view = View(Lineage(branches_of("s", history), lambda each: each.partition_id != 2), stored)
+    offset, read = first_offset(view, {}, {"s": 1}), []
+    for _ in range(3):
+        offset = next_offset(view, offset)
+        read.append(dict(offset.offsets))
+    assert read == [{1: 4}, {3: 6}, {4: 7}]
+
+
 def cut_over(*, messages: int) -> View:
     """Rows (2) took the place of the messages of 1, and what was sent meanwhile (3) lies behind both."""
     history = [

@@ -23,7 +23,7 @@ def look(*batches: list[tuple[int, int]], subject: list[str] | None = None) -> d
         if subject is not None:
             columns["subject"] = pa.array(subject)
         logical = np.array([row[1] for row in rows], np.uint16)
-        guard.look(pa.record_batch(columns), logical, first)
+        guard.look(pa.record_batch(columns), logical, np.ones(len(rows), np.bool_), first)
         first += len(rows)
     return guard.sources
 
@@ -60,6 +60,17 @@ def test_partitions_of_two_subjects_are_two_sources():
     assert set(sources) == {"a/1", "b/1"}
 
 
+def test_rows_without_key_are_in_no_logical_partition():
+    """They are spread by chance, and two tasks of one source partition may spread them alike; their offsets rise still."""
+    guard = OrderGuard(PAIR, task=2)
+    columns = {"partition": pa.array([1, 1, 2]), "offset": pa.array([4, 5, 0])}
+    logical, keyed = np.array([7, 8, 9], np.uint16), np.array([False, True, False])
+    guard.look(pa.record_batch(columns), logical, keyed, 0)
+    assert guard.sources == {"1": 1 << 8, "2": 0}
+    with pytest.raises(RowOrderError):
+        guard.look(pa.record_batch(columns), logical, keyed, 3)
+
+
 def test_columns_are_looked_at_when_they_are_there():
     """A user who dropped one of them is told so, unless order does not matter."""
     assert guarded_columns(["key", "value"], "auto") is None
@@ -89,4 +100,4 @@ def test_source_that_is_no_number_is_refused():
     for offsets in (pa.array([1, None]), pa.array(["1", "2"])):
         batch = pa.record_batch({"partition": pa.array([1, 1]), "offset": offsets})
         with pytest.raises(RowOrderError):
-            OrderGuard(PAIR, task=0).look(batch, np.zeros(2, np.uint16), 0)
+            OrderGuard(PAIR, task=0).look(batch, np.zeros(2, np.uint16), np.ones(2, np.bool_), 0)

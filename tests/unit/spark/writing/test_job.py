@@ -38,6 +38,12 @@ def test_options_are_read_in_any_case_and_spark_adds_its_own():
         ("timeoutMs", "-1"),
         ("hidden", "a b"),
         ("subject", ""),
+        ("order", ""),
+        ("publish", " "),
+        ("partitions", ""),
+        ("hidden", ""),
+        ("timeoutMs", ""),
+        ("tokenFile", ""),
         ("key", "value"),
     ],
 )

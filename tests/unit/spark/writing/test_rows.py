@@ -18,6 +18,7 @@ from keylane.protocol.routing import logical_partition
 from keylane.spark.writing.rows import (
     BATCH_BYTES,
     BATCH_ROWS,
+    MICROS_MAX,
     BatchCutter,
     Body,
     RowColumns,
@@ -80,6 +81,20 @@ def test_rows_become_messages_with_all_their_columns():
     ):
         assert [decoded.blob[start:end] for start, end in pairwise(edges)] == texts
     assert (body.first_ns, body.last_ns) == (1_000_000, 2_000_000)
+
+
+def test_rows_have_their_times_to_the_edges_of_what_a_message_holds():
+    """A DataFrame has years from 1 to 9999; nanoseconds of 64 bits do not."""
+    rows = reader().read(pa.record_batch(times(-MICROS_MAX, 0, MICROS_MAX)))
+    assert rows.times is not None
+    assert rows.times.tolist() == [-MICROS_MAX * 1_000, 0, MICROS_MAX * 1_000]
+
+
+def test_rows_say_whether_they_have_a_key():
+    values = [b"v"] * 3
+    rows = reader().read(pa.record_batch({"value": values, "key": [b"k", None, b""]}))
+    assert rows.keyed.tolist() == [True, False, False]
+    assert reader().read(pa.record_batch({"value": values})).keyed.tolist() == [False] * 3
 
 
 def test_keys_go_where_other_clients_send_them():
@@ -160,6 +175,10 @@ def test_empty_record_batch_gives_no_rows():
     assert list(BatchCutter().add(whole(rows))) == []
 
 
+def times(*micros: int) -> dict[str, object]:
+    return {"value": [b"v"] * len(micros), "timestamp": pa.array(micros, pa.timestamp("us", "UTC"))}
+
+
 def maps(*rows: list[tuple[str, str | None]]) -> pa.Array:
     return pa.array(rows, pa.map_(pa.string(), pa.string()))
 
@@ -176,6 +195,9 @@ def maps(*rows: list[tuple[str, str | None]]) -> pa.Array:
             "timestamp",
             {"value": [b"a", b"b"], "timestamp": pa.array([1, None], pa.timestamp("us"))},
         ),
+        ("timestamp", times(MICROS_MAX, MICROS_MAX + 1)),
+        ("timestamp", times(-MICROS_MAX, -MICROS_MAX - 1)),
+        ("timestamp", times(0, -(1 << 63))),
     ],
 )
 def test_row_that_cannot_be_sent_is_named(column: str, table: dict):
