@@ -320,7 +320,7 @@ class Server:
     ) -> None:
         """
         Args:
-            data_connections_max: of the data plane at a time; at most half of the files that the process may open.
+            data_connections_max: of the data plane at a time; with a guard at most half of the files that the process may open.
             data_begin: answers without a task what needs none; see `DataService.begin`.
             serving: None: loopback only, without TLS.
             tls: that of `serving`, if it has one.
@@ -352,7 +352,10 @@ class Server:
                 on_refusal=on_refusal,
                 guard=guard,
                 begin=data_begin,
-                connections_max=within_files(data_connections_max),
+                # Shares count only if files are left for who comes.
+                connections_max=(
+                    data_connections_max if guard is None else within_files(data_connections_max)
+                ),
             )
             app.router.add_get(DATA_PATH, self._plane.serve)
             app.on_shutdown.append(self._plane.close)
