@@ -300,6 +300,11 @@ def document_route(served: Sequence[Endpoint[Any]], program: str) -> ControlRout
     return ControlRoute(OPENAPI, openapi)
 
 
+def _places(connections_max: int, guard: Guard | None) -> int:
+    """With access control callers share the places, so files have to be left for each that comes."""
+    return connections_max if guard is None else within_files(connections_max)
+
+
 class Server:
     """A running server; `port` is the port that it listens on, also if 0 was asked for."""
 
@@ -352,10 +357,7 @@ class Server:
                 on_refusal=on_refusal,
                 guard=guard,
                 begin=data_begin,
-                # Shares count only if files are left for who comes.
-                connections_max=(
-                    data_connections_max if guard is None else within_files(data_connections_max)
-                ),
+                connections_max=_places(data_connections_max, guard),
             )
             app.router.add_get(DATA_PATH, self._plane.serve)
             app.on_shutdown.append(self._plane.close)
