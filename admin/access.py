@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from ..protocol.access.principals import check_principal
-from ..protocol.access.quota import Quota, check_quota
+from ..protocol.access.quota import NO_QUOTA, Quota, check_quota, check_together
 from ..protocol.access.rights import ANY, AccessGrant, Rights, check_grant
 from ..protocol.errors import InvalidRequestError
 from ..protocol.http import access as calls
@@ -122,6 +122,8 @@ class AccessCalls(ClusterCalls):
         bytes_per_s: int = 0,
         requests_per_s: int = 0,
         connections: int = 0,
+        subjects: int = 0,
+        scheduled_bytes: int = 0,
         kind: QuotaKind = "principal",
     ) -> None:
         """
@@ -133,6 +135,10 @@ class AccessCalls(ClusterCalls):
             name: a principal, `*` for all without a quota of their own; with kind="subject" a subject or pattern.
             bytes_per_s: of messages, sent and received; 0: no limit.  Of a subject: of messages stored at each broker.
 
+            subjects: with kind="subject", how many subjects there may be of a pattern.
+            scheduled_bytes: with kind="subject", bytes of messages that wait for a later delivery, of all subjects of a
+                pattern together, at each broker.
+
         Raises:
             OverloadedError: there are too many quotas.
         """
@@ -141,11 +147,15 @@ class AccessCalls(ClusterCalls):
             "requests_per_s": requests_per_s,
             "connections": connections,
         }
-        for limit, value in quota.items():
+        together = {"subjects": subjects, "scheduled_bytes": scheduled_bytes}
+        for limit, value in (quota | together).items():
             if isinstance(value, bool) or not isinstance(value, int):
                 raise InvalidRequestError(f"{limit} must be a whole number, not {value!r:.40}")
-        limits = check_quota(Quota(**quota))
-        body = checked(SetQuota, {"kind": kind, "name": name, "quota": limits})
+        check_together(name, subjects, scheduled_bytes, of_subjects=kind == "subject")
+        limits = Quota(**quota)
+        if limits != NO_QUOTA or not any(together.values()):
+            check_quota(limits)
+        body = checked(SetQuota, {"kind": kind, "name": name, "quota": limits, **together})
         await self._meta.access(SET_QUOTA, body)
 
     async def unset_quota(self, name: str, *, kind: QuotaKind = "principal") -> None:

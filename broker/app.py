@@ -165,10 +165,11 @@ async def _listening(
     limits = HttpLimits(connections_max=settings.http_connections_max)
     server = Server(
         routes, data_handler=service.handle, data_begin=service.begin, limits=limits, on_refusal=metrics.note_refusal,
-        serving=settings, tls=served.tls, guard=guard,
+        serving=settings, tls=served.tls, guard=guard, data_connections_max=settings.data_connections_max,
     )  # fmt: skip
     metrics.add(served.collect)
     metrics.connections = lambda: server.connections
+    metrics.connections_max = server.data_connections_max
     await server.start(settings.host, settings.port)
     watching = asyncio.create_task(metrics.watch_loop())
     try:

@@ -10,7 +10,7 @@ from typing import Any
 from ..protocol.address import addresses_of
 from ..protocol.errors import ConfigError, InvalidNameError
 from ..protocol.ids import check_name
-from ..protocol.limits import BATCH_BYTES_MAX, HTTP_CONNECTIONS_MAX
+from ..protocol.limits import BATCH_BYTES_MAX, CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX
 from ..protocol.settings import cluster_problems, range_problems, refuse, values_of
 from ..rpc.access.settings import access_problems
 from ..rpc.operating.log_lines import log_problems
@@ -106,6 +106,12 @@ class BrokerSettings(ServingSettings):
         default=HTTP_CONNECTIONS_MAX,
         metadata={"doc": "plain HTTP connections at a time, those of the data plane apart"},
     )
+    data_connections_max: int = field(
+        default=CONNECTIONS_MAX,
+        metadata={
+            "doc": "connections of producers and consumers at a time; with access control, each principal gets an equal share where all are taken"
+        },
+    )
     token_file: Path | None = field(
         default=None,
         metadata={
@@ -135,6 +141,7 @@ _RANGES = {
     "scheduled_count_max": (0, 10_000_000),
     "scheduled_bytes_max": (0, 1 << 40),
     "http_connections_max": (1, 1_000_000),
+    "data_connections_max": (1, 1_000_000),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from functools import partial
@@ -11,7 +12,9 @@ from ..protocol.errors import KeylaneError
 from ..rpc.operating.reloading import Reloading
 from ..rpc.program import run_program, say_ready
 from .running import RunningMetaserver, running_metaserver
-from .settings import RELOADED, SOURCES, MetaserverSettings
+from .settings import RELOADED, SOURCES, MetaserverSettings, warning_about_flags
+
+log = logging.getLogger("keylane.metaserver")
 
 
 def main(arguments: list[str] | None = None, *, prog: str = "keylane.metaserver") -> int:
@@ -35,6 +38,8 @@ def main(arguments: list[str] | None = None, *, prog: str = "keylane.metaserver"
             metaserver.adopt(changed)
 
     async def serve(stop: asyncio.Event) -> None:
+        if warning := warning_about_flags(flags):
+            log.warning(warning)
         await _serve(settings, stop, running)
 
     return run_program(

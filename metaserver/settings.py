@@ -12,6 +12,7 @@ from typing import Any
 from ..protocol.errors import DataFolderError
 from ..protocol.limits import CONNECTIONS_MAX, PARTITIONS_MAX
 from ..protocol.settings import cluster_problems, range_problems, refuse, values_of
+from ..protocol.text import without_password
 from ..rpc.access.issuer_settings import LEEWAY_S_MAX, IssuerSettings, issuer_problems
 from ..rpc.access.settings import access_problems, hash_problems
 from ..rpc.operating.log_lines import log_problems
@@ -38,7 +39,9 @@ class MetaserverSettings(ServingSettings):
     database_url: str | None = field(
         default=None,
         repr=False,  # it may have a password
-        metadata={"doc": "postgresql+asyncpg://… where several metaservers share a database"},
+        metadata={
+            "doc": "postgresql+asyncpg://… where several metaservers share a database; with a password not as a flag, which ps shows"
+        },
     )
     port: int = field(default=7000, metadata={"doc": "0: any free one"})
     cluster: str = field(
@@ -245,10 +248,22 @@ def metaserver_settings(
     return SOURCES.read(flags, config, environment or {})
 
 
+DATABASE_URL_VARIABLE = "KEYLANE_METASERVER_DATABASE_URL"
 SOURCES = SettingSources("metaserver", MetaserverSettings, _problems)
 """Where the settings of a metaserver come from."""
 RELOADED = frozenset({"log_level", "audit_retention_ms", "audit_rows_max"}) | RELOADED_TLS
 """What a running metaserver takes over from its file at SIGHUP; the rest needs a restart."""
+
+
+def warning_about_flags(flags: Mapping[str, Any]) -> str:
+    """What to say of a password that stands in the arguments of the program; "" if none does."""
+    url = flags.get("database_url")
+    if not isinstance(url, str) or without_password(url) == url:
+        return ""
+    return (
+        "the password in --database-url is seen by every user of this host, as by ps: give the URL as "
+        f"{DATABASE_URL_VARIABLE}, or as database_url in the file of --config"
+    )
 
 
 def prepare_folder(data: Path) -> Path:

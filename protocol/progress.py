@@ -87,6 +87,11 @@ class CursorView(Struct, frozen=True, kw_only=True):
     """The fence: the broker refuses lower tokens; 0 in a dry run."""
     before: int | None = None
     """In a dry run: the present cursor."""
+    parked: int | None = None
+    """
+    Messages of its ancestors that stay parked here, because these were not set with it; None in a dry run, and from earlier
+    metaservers.
+    """
 
 
 class GroupReset(Struct, frozen=True, kw_only=True):

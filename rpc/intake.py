@@ -36,6 +36,7 @@ from ..protocol.errors import (
     RequestTooSlowError,
 )
 from ..protocol.limits import CONTROL_BYTES_MAX, HTTP_CONNECTIONS_MAX
+from .access.places import Places
 from .tls.contexts import ServerTls
 from .tls.listeners import listen
 from .tls.openings import TlsOpenings
@@ -65,6 +66,16 @@ http_log = logging.getLogger("keylane.rpc.http")
 http_log.addFilter(is_ours)
 
 
+def within_files(connections: int) -> int:
+    """The number of connections, at most a part of the files that the process may open."""
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        connections
+        if soft == resource.RLIM_INFINITY
+        else max(1, min(connections, soft // FILES_SHARE))
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
     """Limits of plain HTTP; times in seconds."""
@@ -76,10 +87,7 @@ class HttpLimits:
     answer_s: float = 30.0
 
     def __post_init__(self) -> None:
-        soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft != resource.RLIM_INFINITY:
-            most = max(1, min(self.connections_max, soft // FILES_SHARE))
-            object.__setattr__(self, "connections_max", most)
+        object.__setattr__(self, "connections_max", within_files(self.connections_max))
 
 
 class _Handler(web.RequestHandler):
@@ -194,22 +202,15 @@ class HttpCallers:
     """
 
     def __init__(self, places: int) -> None:
-        self._places = places
-        self._known = 0
+        self._places: Places[_Handler] = Places(places)
         self._unknown: dict[_Handler, None] = {}
         """The oldest first."""
-        self._held: dict[str, dict[_Handler, None]] = {}
-        """Principal → its connections, the oldest first."""
         self._servers: set[_Handler] = set()
 
     @property
     def exempt(self) -> int:
         """The number of connections of servers that take no place."""
         return min(len(self._servers), SERVERS_MAX)
-
-    def held(self, principal: str) -> int:
-        """The number of connections of a principal."""
-        return len(self._held.get(principal, ()))
 
     def add(self, handler: _Handler) -> None:
         """Note a new connection."""
@@ -219,11 +220,7 @@ class HttpCallers:
         """Note that a connection is none of these any more."""
         self._unknown.pop(handler, None)
         self._servers.discard(handler)
-        if before := self._held.get(handler.principal):
-            del before[handler]
-            self._known -= 1
-            if not before:
-                del self._held[handler.principal]
+        self._places.free(handler)
         handler.principal = ""
 
     def keep(self, handler: _Handler, principal: str) -> None:
@@ -233,20 +230,17 @@ class HttpCallers:
         Raises:
             OverloadedError: all places are taken, and this principal has its share of them: each has the same.
         """
-        if self._known >= self._places and not handler.principal:
-            most = max(self._held, key=self.held)
-            share = max(1, self._places // len({*self._held, principal}))
-            if self.held(principal) >= share or self.held(most) <= share:
-                raise OverloadedError("too many HTTP connections", limit=self._places)
-            # The longer one is there, the longer it stays.
-            newest = next(reversed(self._held[most]))
-            text = f"{most!r} has {self.held(most)} of {self._places} HTTP connections, and others have to wait"
-            self.free(newest)
-            newest.make_room(ConnectionQuotaError(text, principal=most))
-        self.free(handler)
+        most = self._places.most
+        placing = self._places.take(handler, principal)
+        if not placing.given:
+            raise OverloadedError("too many HTTP connections", limit=most)
+        if (leaves := placing.leaves) is not None:
+            text = f"{placing.holder!r} has {placing.held} of {most} HTTP connections, and others have to wait"
+            self.free(leaves)
+            leaves.make_room(ConnectionQuotaError(text, principal=placing.holder))
+        self._unknown.pop(handler, None)
+        self._servers.discard(handler)
         handler.principal = principal
-        self._held.setdefault(principal, {})[handler] = None
-        self._known += 1
 
     def keep_server(self, handler: _Handler) -> None:
         """Note that a server of the cluster calls: the connection is never closed for another."""
@@ -260,7 +254,7 @@ class HttpCallers:
         oldest = next(iter(self._unknown))
         del self._unknown[oldest]
         text = "too many connections have not said who calls"
-        oldest.make_room(OverloadedError(text, limit=self._places))
+        oldest.make_room(OverloadedError(text, limit=self._places.most))
         return True
 
 

@@ -66,14 +66,21 @@ from ..protocol.errors import (
 from ..protocol.http.endpoint import Endpoint, Rights
 from ..protocol.http.openapi import openapi_document
 from ..protocol.ids import MAX_I64
-from ..protocol.limits import CONTROL_BYTES_MAX
+from ..protocol.limits import CONNECTIONS_MAX, CONTROL_BYTES_MAX
 from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_client
 from ..protocol.text import refused_value
 from .access.guard import CALLER, Guard, Passed
 from .access.peers import peer_of
 from .access.throttling import THROTTLED_HEADER
 from .answer_room import AnswerRoom, begin_answer
-from .intake import ENCODINGS, HttpLimits, LimitedSite, decoded_body, keep_connection
+from .intake import (
+    ENCODINGS,
+    HttpLimits,
+    LimitedSite,
+    decoded_body,
+    keep_connection,
+    within_files,
+)
 from .listening import cannot_listen, check_loopback, check_port
 from .origin import check_fetch_site, check_host, check_origins
 from .plane.data_plane import STUCK_S, Begin, DataHandler, DataPlane
@@ -293,6 +300,11 @@ def document_route(served: Sequence[Endpoint[Any]], program: str) -> ControlRout
     return ControlRoute(OPENAPI, openapi)
 
 
+def _places(connections_max: int, guard: Guard | None) -> int:
+    """With access control callers share the places, so files have to be left for each that comes."""
+    return connections_max if guard is None else within_files(connections_max)
+
+
 class Server:
     """A running server; `port` is the port that it listens on, also if 0 was asked for."""
 
@@ -309,9 +321,11 @@ class Server:
         serving: ServingSettings | None = None,
         tls: ServerTls | None = None,
         guard: Guard | None = None,
+        data_connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         """
         Args:
+            data_connections_max: of the data plane at a time; with a guard at most half of the files that the process may open.
             data_begin: answers without a task what needs none; see `DataService.begin`.
             serving: None: loopback only, without TLS.
             tls: that of `serving`, if it has one.
@@ -343,6 +357,7 @@ class Server:
                 on_refusal=on_refusal,
                 guard=guard,
                 begin=data_begin,
+                connections_max=_places(data_connections_max, guard),
             )
             app.router.add_get(DATA_PATH, self._plane.serve)
             app.on_shutdown.append(self._plane.close)
@@ -384,6 +399,11 @@ class Server:
     def connections(self) -> int:
         """Open connections of the data plane."""
         return self._plane.connections if self._plane is not None else 0
+
+    @property
+    def data_connections_max(self) -> int:
+        """How many connections of the data plane there may be; 0 without one."""
+        return self._plane.connections_max if self._plane is not None else 0
 
     @web.middleware
     async def _answers_in_time(self, request: web.Request, handler: Handler) -> web.StreamResponse:

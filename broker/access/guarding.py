@@ -46,6 +46,7 @@ class BrokerGuarding:
         self.judge = judge
         self._state = store.state
         self._scheduler = scheduler
+        scheduler.limits = lambda: judge.scheduled_bytes
         self._address = address
         self.guard = Guard(
             judge.identify,

@@ -73,6 +73,8 @@ class CapabilityJudge:
         """Changes with the news."""
         self.subject_bytes: dict[str, int] = {}
         """Limits of subjects; another object after each change."""
+        self.scheduled_bytes: dict[str, int] = {}
+        """Limits of scheduled messages."""
 
     def take_news(self, news: AccessNews) -> None:
         """Judge by these from now on; the calendar of the metaserver goes on with this machine's boot clock."""
@@ -89,6 +91,7 @@ class CapabilityJudge:
         self._news = news
         if self.subject_bytes != news.subject_bytes:
             self.subject_bytes = dict(news.subject_bytes)
+        self.scheduled_bytes = news.scheduled_bytes
 
     def now_ms(self) -> int:
         """The metaserver's calendar."""

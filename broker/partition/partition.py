@@ -25,6 +25,7 @@ from ...protocol.errors import (
     SequenceReusedError,
     StaleRouteError,
 )
+from ...protocol.errors.groups import too_many_groups
 from ...protocol.ids import MAX_I64, NO_PRODUCER, check_name
 from ...protocol.limits import (
     GROUPS_PER_SUBJECT_MAX,
@@ -423,7 +424,7 @@ class HostedPartition:
             return group
         check_name("consumer group", name)
         if len(self.groups) >= GROUPS_PER_SUBJECT_MAX:
-            raise OverloadedError(f"a partition has at most {GROUPS_PER_SUBJECT_MAX} groups")
+            raise too_many_groups(f"partition {self.partition_id}", GROUPS_PER_SUBJECT_MAX)
         return Group(name)
 
     def check_not_forgotten(self, name: str, token: int) -> None:

@@ -20,7 +20,7 @@ Invariants
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, nsmallest
 from operator import attrgetter
@@ -165,6 +165,11 @@ class Agenda:
     def share(self, subject: str) -> ScheduledAmount:
         """The entries of a subject."""
         return self._shares.get(subject, ScheduledAmount())
+
+    @property
+    def shares(self) -> Mapping[str, ScheduledAmount]:
+        """The entries of each subject."""
+        return self._shares
 
     def _count(self, subject: str, count: int, size: int) -> None:
         self.bytes += size

@@ -5,6 +5,9 @@ room of a subject = half of what the other subjects leave; where there is no oth
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from ...protocol.access.quota import limits_of
 from ...protocol.errors import ScheduleFullError
 from .agenda import ScheduledAmount
 
@@ -12,6 +15,50 @@ SHARE_HINT = (
     "Other subjects keep room. Send it again when some of the subject's are delivered (keylane scheduled list --subject), "
     "cancel some, or raise scheduled_count_max or scheduled_bytes_max in the broker's settings."
 )
+
+
+NAMES_HINT = (
+    "Other names keep room. Send it again when some are delivered, cancel some, or have the limit raised: "
+    "keylane access quota set {!r} --subject --scheduled-bytes N"
+)
+
+
+def check_names(
+    subject: str,
+    wanted: int,
+    shares: Sequence[Mapping[str, ScheduledAmount]],
+    limits: Mapping[str, int],
+    *,
+    broker_group: str,
+) -> None:
+    """
+    Check that the subjects of each pattern that means this one have room together.
+
+    Args:
+        wanted: bytes of messages of the subject.
+        shares: what is kept of each subject; it counts together.
+        limits: subject or pattern → bytes.
+
+    Raises:
+        ScheduleFullError: of the first pattern without room.
+    """
+    for pattern, limit in limits_of(subject, limits):
+        kept = sum(_bytes_of(each, pattern) for each in shares)
+        if kept + wanted > limit:
+            error = ScheduleFullError(
+                f"the broker keeps {kept} bytes of scheduled messages of {pattern!r}, and takes {limit} at most",
+                limit=limit,
+                broker_group=broker_group,
+                pattern=pattern,
+            )
+            error.hint = NAMES_HINT.format(pattern)
+            raise error
+
+
+def _bytes_of(shares: Mapping[str, ScheduledAmount], pattern: str) -> int:
+    if not pattern.endswith("*"):
+        return shares.get(pattern, ScheduledAmount()).bytes
+    return sum(amount.bytes for name, amount in shares.items() if name.startswith(pattern[:-1]))
 
 
 def check_room(

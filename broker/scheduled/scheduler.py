@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ from .agenda import Agenda, ScheduledAmount, ScheduledDelivery, ScheduledEntry
 from .journal import SEGMENT_BYTES, ScheduledJournal
 from .journal_writer import JournalWriter
 from .records import Canceled, Delivered, DroppedMessages, Place, Record, Taken, Waits, size_of
-from .room import check_room
+from .room import check_names, check_room
 from .subjects import Subjects
 
 log = logging.getLogger("keylane.broker")
@@ -107,6 +107,8 @@ class Scheduler:
         self._problems: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._cleaner: asyncio.Task[None] | None = None
+        self.limits: Callable[[], Mapping[str, int]] = dict
+        """Subject or pattern → bytes that all such subjects may have together."""
         self.delivered = 0
         """Messages delivered since the start."""
         self.dropped = 0
@@ -227,6 +229,8 @@ class Scheduler:
         wanted = ScheduledAmount(len(fresh), size)
         most = ScheduledAmount(self._count_max, self._bytes_max)
         check_room(subject, wanted, kept, own, most, broker_group=self._broker_group)
+        shares = (self._agenda.shares, self._writing_shares)
+        check_names(subject, size, shares, self.limits(), broker_group=self._broker_group)
 
     async def _keep(self, messages: Sequence[Waits]) -> None:
         size = sum(message.size for message in messages)

@@ -45,6 +45,8 @@ class AccessBook:
     """By principal, EVERYBODY among them."""
     subject_bytes: Mapping[str, int] = field(default_factory=dict)
     """Limits of subjects, by name or pattern."""
+    scheduled_bytes: Mapping[str, int] = field(default_factory=dict)
+    """The same, of scheduled messages."""
 
     def with_files(
         self, tokens: Mapping[str, str], grants: Mapping[str, tuple[AccessGrant, ...]]
@@ -103,4 +105,5 @@ class AccessBook:
             changed={} if many else late,
             floor=max(late.values()) if many else 0,
             subject_bytes=dict(self.subject_bytes),
+            scheduled_bytes=dict(self.scheduled_bytes),
         )

@@ -20,7 +20,8 @@ def read_book(connection: Connection, now_ms: int) -> AccessBook:
     for row in read_grants(connection, None):
         grants.setdefault(row[0], []).append(row[1])
     keys = connection.execute(sa.select(access_keys).where(access_keys.c.ends_at > now_ms))
-    quotas, subject_bytes = quotas_of(read_quotas(connection))
+    rows = read_quotas(connection)
+    quotas, subject_bytes = quotas_of(rows)
     return AccessBook(
         cluster=state.cluster,
         version=state.version,
@@ -33,4 +34,5 @@ def read_book(connection: Connection, now_ms: int) -> AccessBook:
         keys={row.key_id: bytes.fromhex(row.public) for row in keys},
         quotas=quotas,
         subject_bytes=subject_bytes,
+        scheduled_bytes={row.name: row.scheduled_bytes for row in rows if row.scheduled_bytes},
     )

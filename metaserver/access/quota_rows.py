@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 from sqlalchemy.engine import Connection
 
 from ...protocol.access.principals import check_principal
-from ...protocol.access.quota import EVERYBODY, SUBJECT_LIMITS_MAX, Quota, check_quota
+from ...protocol.access.quota import (
+    EVERYBODY,
+    NO_QUOTA,
+    SUBJECT_LIMITS_MAX,
+    Quota,
+    check_quota,
+    check_together,
+)
 from ...protocol.access.rights import check_pattern
 from ...protocol.errors import InvalidRequestError, OverloadedError
 from ...protocol.http.quotas import PRINCIPAL, SUBJECT, QuotaRow, SetQuota, UnsetQuota
 from ..sql.dialect import insert_or_replace
+from ..sql.name_limits import name_limits
 from ..sql.schema import access_quotas
 from .rows import PRINCIPALS_MAX, raise_version, touch
 
@@ -28,34 +37,64 @@ def set_quota(connection: Connection, ask: SetQuota, *, now_ms: int) -> None:
         OverloadedError: there are too many.
     """
     _check_name(ask.kind, ask.name)
-    check_quota(ask.quota)
+    together = (ask.subjects, ask.scheduled_bytes)
+    if not any(together) or ask.quota != NO_QUOTA:
+        check_quota(ask.quota)
+    check_together(ask.name, *together, of_subjects=ask.kind == SUBJECT)
     if ask.kind == SUBJECT and (ask.quota.requests_per_s or ask.quota.connections):
         raise InvalidRequestError("the limit of a subject is bytes_per_s alone")
     quotas = {row.name: row for row in read_quotas(connection) if row.kind == ask.kind}
     row = QuotaRow(
-        ask.kind, ask.name, ask.quota.bytes_per_s, ask.quota.requests_per_s, ask.quota.connections
+        ask.kind,
+        ask.name,
+        ask.quota.bytes_per_s,
+        ask.quota.requests_per_s,
+        ask.quota.connections,
+        *together,
     )
     if quotas.get(ask.name) == row:
         return
     if len(quotas) >= _MOST[ask.kind] and ask.name not in quotas:
         raise OverloadedError("too many quotas", limit=_MOST[ask.kind])
     _changed(connection, ask.kind, ask.name, now_ms)
-    values = {name: getattr(row, name) for name in QuotaRow.__struct_fields__}
-    insert_or_replace(connection, access_quotas, values)
+    _store(connection, row, access_quotas, kept=ask.quota != NO_QUOTA)
+    if ask.kind == SUBJECT:
+        _store(connection, row, name_limits, kept=any(together))
+
+
+def _store(connection: Connection, row: QuotaRow, table: sa.Table, *, kept: bool) -> None:
+    """Store what a table has of a row in place of the one before, or delete that one."""
+    if kept:
+        values = {str(column.name): getattr(row, column.name) for column in table.columns}
+        insert_or_replace(connection, table, values)
+    else:
+        _delete(connection, row.kind, row.name, table)
+
+
+def _delete(connection: Connection, kind: str, name: str, table: sa.Table) -> bool:
+    """Delete the row of a table; False: there is none."""
+    same = table.c.name == name
+    if "kind" in table.c:
+        same &= table.c.kind == kind
+    return bool(connection.execute(sa.delete(table).where(same)).rowcount)
 
 
 def unset_quota(connection: Connection, ask: UnsetQuota, *, now_ms: int) -> None:
     """Delete limits; a repeat changes nothing.  Raises InvalidNameError, InvalidRequestError."""
     _check_name(ask.kind, ask.name)
-    same = (access_quotas.c.kind == ask.kind) & (access_quotas.c.name == ask.name)
-    if connection.execute(sa.delete(access_quotas).where(same)).rowcount:
+    tables = (access_quotas, name_limits) if ask.kind == SUBJECT else (access_quotas,)
+    if sum(_delete(connection, ask.kind, ask.name, table) for table in tables):
         _changed(connection, ask.kind, ask.name, now_ms)
 
 
 def read_quotas(connection: Connection) -> list[QuotaRow]:
     """Return all, sorted."""
-    rows = connection.execute(sa.select(access_quotas))
-    return sorted(QuotaRow(**row._mapping) for row in rows)
+    quotas = connection.execute(sa.select(access_quotas))
+    rows = {(row.kind, row.name): QuotaRow(**row._mapping) for row in quotas}
+    for limits in connection.execute(sa.select(name_limits)).mappings():
+        key = SUBJECT, limits["name"]
+        rows[key] = replace(rows.get(key) or QuotaRow(*key, 0, 0, 0), **limits)  # type: ignore[arg-type]
+    return sorted(rows.values())
 
 
 def quotas_of(rows: list[QuotaRow]) -> tuple[Mapping[str, Quota], Mapping[str, int]]:
@@ -65,7 +104,8 @@ def quotas_of(rows: list[QuotaRow]) -> tuple[Mapping[str, Quota], Mapping[str, i
         for row in rows
         if row.kind == PRINCIPAL
     }
-    return quotas, {row.name: row.bytes_per_s for row in rows if row.kind == SUBJECT}
+    limits = {row.name: row.bytes_per_s for row in rows if row.kind == SUBJECT and row.bytes_per_s}
+    return quotas, limits
 
 
 def _check_name(kind: str, name: str) -> None:

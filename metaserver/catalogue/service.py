@@ -306,7 +306,10 @@ class Catalogue:
             DatabaseEmptyError: the database was lost.
         """
         row = await self._database.write(
-            plan_subject, ask, subjects_max=self._settings.subjects_max
+            plan_subject,
+            ask,
+            subjects_max=self._settings.subjects_max,
+            limited=self._settings.is_guarded,
         )
         if row.route_version == 0:
             await self.complete(row)

@@ -16,7 +16,6 @@ from sqlalchemy.engine import Connection
 from ...protocol.control import CreateSubject, Retention, SubjectSummary, SubjectView
 from ...protocol.errors import (
     CreationFailedError,
-    OverloadedError,
     StrategyMismatchError,
     SubjectDeletedError,
     SubjectExistsError,
@@ -39,6 +38,7 @@ from .lost_database import check_not_lost
 from .partitions import subject_partitions
 from .removals import being_deleted, name_was_deleted, was_deleted
 from .rows import SubjectRow
+from .subject_room import check_subject_room
 
 SERVED = (PartitionState.OPEN, PartitionState.SEALED)
 """States of partitions that still have data."""
@@ -138,7 +138,9 @@ def check_not_deleted(connection: Connection, name: str) -> bool:
     return deleted
 
 
-def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: int) -> SubjectRow:
+def plan_subject(
+    connection: Connection, ask: CreateSubject, *, subjects_max: int, limited: bool = False
+) -> SubjectRow:
     """
     Store a subject and its PLANNED partitions, spread over the available broker groups; does nothing if it exists.
 
@@ -146,7 +148,7 @@ def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: in
         SubjectExistsError: it exists with other settings.
         SubjectDeletedError: the earlier subject of this name is being deleted.
         NotEnoughBrokersError: no broker group is available.
-        OverloadedError: there are `subjects_max` subjects.
+        OverloadedError: there are `subjects_max` subjects; or, if `limited`, as many of a pattern as its limit.
         DatabaseEmptyError: the database was lost, see `cluster/lost_database.py`.
     """
     check_name("subject", ask.subject)
@@ -161,9 +163,7 @@ def plan_subject(connection: Connection, ask: CreateSubject, *, subjects_max: in
         hosts = list(writable_groups(connection))[: ask.partitions]
         if not hosts:
             raise no_host(connection)
-        count = connection.execute(sa.select(sa.func.count()).select_from(subjects)).scalar_one()
-        if count >= subjects_max:
-            raise OverloadedError("too many subjects", subjects=count, limit=subjects_max)
+        check_subject_room(connection, ask.subject, subjects_max=subjects_max, limited=limited)
         settings = {
             "order_strategy": ask.order_strategy,
             "partitions_wanted": ask.partitions,

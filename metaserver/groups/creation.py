@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import OverloadedError
+from ...protocol.errors.groups import too_many_groups
 from ...protocol.groups import GroupStart
 from ...protocol.limits import GROUPS_PER_SUBJECT_MAX
 from ...protocol.routing import ConsumeStrategy
@@ -49,9 +49,7 @@ def insert_group(
     check_not_hidden(subject)
     facts = connection.execute(_facts, {"of_subject": subject.subject_id}).one()
     if facts.known >= GROUPS_PER_SUBJECT_MAX:
-        raise OverloadedError(
-            "too many consumer groups on this subject", limit=GROUPS_PER_SUBJECT_MAX
-        )
+        raise too_many_groups("the subject", GROUPS_PER_SUBJECT_MAX)
     row = {
         "subject_id": subject.subject_id,
         "name": name,

@@ -17,7 +17,6 @@ from ...protocol.control import Retention
 from ...protocol.errors import (
     HiddenTakenError,
     InvalidRequestError,
-    OverloadedError,
     PublishTargetError,
     SubjectUnknownError,
 )
@@ -28,6 +27,7 @@ from ..cluster.brokers import lock_brokers, no_host, writable_groups
 from ..cluster.lost_database import check_not_lost
 from ..cluster.removals import being_deleted
 from ..cluster.rows import SubjectRow
+from ..cluster.subject_room import check_subject_room
 from ..cluster.subjects import find_subject
 from ..operations.plan_inputs import free_subject, open_partitions
 from ..sql.dialect import now_ms
@@ -35,7 +35,12 @@ from ..sql.schema import partition_parents, partitions, publications, subjects
 
 
 def plan_hidden(
-    connection: Connection, target: str, ask: HideSubject, *, subjects_max: int
+    connection: Connection,
+    target: str,
+    ask: HideSubject,
+    *,
+    subjects_max: int,
+    limited: bool = False,
 ) -> SubjectRow:
     """
     Store a hidden subject and its PLANNED partitions; does nothing if it exists.
@@ -68,9 +73,8 @@ def plan_hidden(
     hosts = Counter(writable_groups(connection))
     if not hosts:
         raise no_host(connection)
-    count = connection.execute(sa.select(sa.func.count()).select_from(subjects)).scalar_one()
-    if count >= subjects_max:
-        raise OverloadedError("too many subjects", subjects=count, limit=subjects_max)
+    for name in (ask.hidden,) if row is not None else (ask.hidden, target):
+        check_subject_room(connection, name, subjects_max=subjects_max, limited=limited)
     if row is None:
         _insert_new(connection, target, ask, hosts)
     else:

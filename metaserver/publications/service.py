@@ -51,7 +51,11 @@ class PublicationService:
             What `plan_hidden`, `Catalogue.complete` and `begin_cut` raise.
         """
         row = await self._database.write(
-            plan_hidden, target, ask, subjects_max=self._settings.subjects_max
+            plan_hidden,
+            target,
+            ask,
+            subjects_max=self._settings.subjects_max,
+            limited=self._settings.is_guarded,
         )
         self._after_step("hidden")
         if row.route_version == 0:

@@ -110,8 +110,10 @@ class ResetService:
             raise
         self._after_step("reset-told")
         reached = {number: status.cursor for number, status in done.items()}
+        told = _answer(subject, group, scope.partitions, reached, tokens)
         answer = replace(
-            _answer(subject, group, scope.partitions, reached, tokens),
+            told,
+            cursors=[replace(view, parked=done[view.partition_id].parked) for view in told.cursors],
             static=scope.static,
             left_out=tuple(partition.partition_id for partition in scope.left_out),
         )

@@ -19,13 +19,14 @@ from sqlalchemy.engine import Connection
 from ... import migrations
 from ...protocol.errors import ConfigError, SchemaTooNewError
 from ...protocol.membership.versions import VERSION, parse_version
+from . import name_limits as _name_limits  # noqa: F401 - its table is among those of `metadata`
 from .dialect import insert_or_replace
 from .schema import facts, metadata
 
 if TYPE_CHECKING:
     from alembic.config import Config  # loaded only where there is something to migrate
 
-HEAD = "0030"
+HEAD = "0031"
 """The newest revision.  With it an up-to-date database opens without importing Alembic."""
 OLDEST_READER = "0.1"
 """The oldest minor version whose programs can use a schema at HEAD.  Migrations that only add leave it: new tables, and

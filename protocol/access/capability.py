@@ -64,6 +64,8 @@ class AccessNews(Struct, frozen=True, kw_only=True):
     """The version below which every capability has ended."""
     subject_bytes: dict[str, int] = {}
     """Subject or pattern → bytes a second that each such subject takes at each broker."""
+    scheduled_bytes: dict[str, int] = {}
+    """Subject or pattern → bytes of scheduled messages that all such subjects have together at each broker."""
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -46,6 +46,38 @@ def check_quota(quota: Quota) -> Quota:
     return quota
 
 
+def limits_of(subject: str, limits: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Every limit that counts a subject, with its name or pattern: each is of all subjects that it means together."""
+    return [
+        (name, limit)
+        for name, limit in limits.items()
+        if limit and (name == subject or (name.endswith("*") and subject.startswith(name[:-1])))
+    ]
+
+
+def check_together(name: str, subjects: int, scheduled_bytes: int, *, of_subjects: bool) -> None:
+    """
+    Check limits of what the subjects of a name or pattern have together.
+
+    Args:
+        of_subjects: `name` is one of subjects, not of a principal.
+
+    Raises:
+        InvalidRequestError: a limit cannot be.
+    """
+    if not of_subjects and (subjects or scheduled_bytes):
+        raise InvalidRequestError(
+            "subjects and scheduled_bytes are limits of subjects, not of a principal"
+        )
+    for what, value in (("subjects", subjects), ("scheduled_bytes", scheduled_bytes)):
+        if not 0 <= value <= MAX:
+            raise InvalidRequestError(f"{what} is a number from 0 to {MAX}, not {value}")
+    if subjects and not name.endswith("*"):
+        raise InvalidRequestError(
+            f"subjects limits a pattern such as shop.*, not the one name {name!r:.80}"
+        )
+
+
 def limit_of(subject: str, limits: Mapping[str, int]) -> int:
     """The bytes a second of a subject: by its name, else by the longest pattern that means it; 0: no limit."""
     if subject in limits:

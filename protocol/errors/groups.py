@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .base import Detail, RetryRule
 from .failures import UnreachableError
-from .refusals import RefusedError
+from .refusals import OverloadedError, RefusedError
 
 
 class GroupExistsError(RefusedError):
@@ -81,3 +81,21 @@ class ResetForwardError(RefusedError):
     group = Detail(str)
     begun = Detail(bool)
     """Cursors may be set: the reset only goes forward."""
+
+
+def too_many_groups(where: str, limit: int) -> OverloadedError:
+    """
+    The refusal of one more consumer group.
+
+    Args:
+        where: what has as many as it may have: "the subject", or a partition.
+        limit: how many that is.
+    """
+    error = OverloadedError(
+        f"too many consumer groups: {where} has {limit}, and takes no more", limit=limit
+    )
+    error.hint = (
+        "Delete groups that no program uses: keylane group delete SUBJECT GROUP.  One that clients have made at a broker alone "
+        "is not listed: it is known, and can be deleted, after keylane group create SUBJECT GROUP"
+    )
+    return error

@@ -35,7 +35,8 @@ class ScheduleFullError(RefusedError):
     """
     A broker has as many scheduled messages, or bytes of them, as its settings allow, or a subject has its share.
 
-    A subject may have half of what the other subjects leave; then the error has `subject`.
+    A subject may have half of what the other subjects leave; then the error has `subject`.  The subjects of a pattern may
+    have a limit together (`keylane access quota`); then it has `pattern`.
     """
 
     code = 1242
@@ -45,6 +46,7 @@ class ScheduleFullError(RefusedError):
     limit = Detail(int)
     broker_group = Detail(str)
     subject = Detail(str)
+    pattern = Detail(str)
 
 
 class ScheduledUnknownError(RefusedError):

@@ -23,6 +23,10 @@ class SetQuota(Struct, frozen=True, kw_only=True):
     """A principal, `*` for all that have no quota of their own; or a subject or pattern."""
     quota: Quota
     """Of a subject it has bytes_per_s alone: of messages stored, at each broker."""
+    subjects: int = 0
+    """Of a pattern: how many subjects there may be of it; 0: no limit."""
+    scheduled_bytes: int = 0
+    """Of a subject or pattern: bytes of messages that wait for a later delivery, of all its subjects together, at each broker."""
 
 
 class UnsetQuota(Struct, frozen=True, kw_only=True):
@@ -40,6 +44,8 @@ class QuotaRow(Struct, frozen=True, order=True):
     bytes_per_s: int
     requests_per_s: int
     connections: int
+    subjects: int = 0
+    scheduled_bytes: int = 0
 
 
 class QuotaList(Struct, frozen=True, kw_only=True):

@@ -24,6 +24,8 @@ def detail_of(body: Any, params: Mapping[str, str]) -> str:
         return (
             f"{body.kind} {body.name}: {limits.bytes_per_s} bytes/s, {limits.requests_per_s} requests/s, "
             f"{limits.connections} connections"
+            + (f", {body.subjects} subjects" if body.subjects else "")
+            + (f", {body.scheduled_bytes} scheduled bytes" if body.scheduled_bytes else "")
         )
     if isinstance(body, UnsetQuota):
         return f"{body.kind} {body.name}"

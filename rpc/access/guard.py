@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
+from ...protocol.access.quota import Quota
 from ...protocol.access.tokens import check_no_token
 from ...protocol.clock import Clock
 from ...protocol.errors import (
@@ -365,9 +366,15 @@ class ConnectionAccess:
         self._entered = ""
         """The principal whose connections this one counts among."""
 
-    async def authenticate(self, asked: Authenticate) -> Authenticated:
+    async def authenticate(
+        self, asked: Authenticate, take_place: Callable[[str], None] = lambda _principal: None
+    ) -> Authenticated:
         """
         Take a capability, the first one or a newer one.
+
+        Args:
+            take_place: takes a place for the principal, before it is believed; "": a server of the cluster needs none.
+                It raises ConnectionQuotaError.
 
         Raises:
             UnauthenticatedError, CapabilityEndedError
@@ -379,14 +386,26 @@ class ConnectionAccess:
             self._guard.note(self._caller, self._remote, "Authenticate", AccessTarget(), error)
             raise
         caller = held.caller
-        if caller.principal != self._entered:
-            if not caller.is_server:
-                self._guard.pacing.enter(caller.principal, caller.quota)
-            self.end()
-            self._entered = "" if caller.is_server else caller.principal
+        entered = "" if caller.is_server else caller.principal
+        if entered != self._entered or self._held is None:
+            self._enter(entered, caller.quota, take_place)
         self._held, self._caller = held, caller
         self._allowed.clear()
         return Authenticated(held.ends_in_ms)
+
+    def _enter(self, principal: str, quota: Quota, take_place: Callable[[str], None]) -> None:
+        """Count the connection as one of the principal, "" for a server, in place of that of before.  Raises ConnectionQuotaError."""
+        pacing = self._guard.pacing
+        if principal:
+            pacing.enter(principal, quota)
+        try:
+            take_place(principal)
+        except KeylaneError:
+            if principal:
+                pacing.leave(principal)
+            raise
+        self.end()
+        self._entered = principal
 
     def check_still(self) -> None:
         """

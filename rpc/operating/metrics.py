@@ -54,6 +54,8 @@ class ServerMetrics:
         self.loop_delay = Histogram()
         self.connections: Callable[[], int] = lambda: 0
         """The open connections of the data plane."""
+        self.connections_max = 0
+        """How many there may be; 0: this server has no data plane."""
 
     def add(self, collector: Collector) -> None:
         """Have `collector` asked at each scrape."""
@@ -105,6 +107,12 @@ class ServerMetrics:
         yield gauge(
             "keylane_connections", "Open connections of the data plane.", self.connections()
         )
+        if self.connections_max:
+            yield gauge(
+                "keylane_connections_max",
+                "How many connections of the data plane there may be.",
+                self.connections_max,
+            )
         yield histogram(
             "keylane_event_loop_delay_seconds",
             "How late the event loop calls timers.",

@@ -4,6 +4,7 @@
 
 Invariants
     The first frame is a Hello; a client whose version does not fit is refused, with advice, and served nothing.
+    With access control, a principal with more than an equal share of the places keeps none from one with less.
     A connection that says no Hello, or not who calls, is ended after `AUTHENTICATE_S` seconds, earlier where there are many.
     A bad frame ends its own connection, with a typed error, and no other.
     A pull may wait for seconds, so pulls have a limit of their own, beyond which they are refused: acks, acquires and
@@ -25,6 +26,7 @@ from aiohttp import web
 from ...protocol.errors import (
     AnswerNotTakenError,
     ClientTooOldError,
+    ConnectionQuotaError,
     FrameError,
     InternalError,
     KeylaneError,
@@ -58,6 +60,7 @@ from ...protocol.limits import (
 from ...protocol.membership.versions import VERSION, check_client
 from ..access.guard import AUTHENTICATE_S, FETCHING, Guard
 from ..access.pacing import HOLD_MS
+from ..access.places import Places
 from ..answer_room import AnswerRoom, begin_answer
 from ..intake import free_connection
 from ..websocket.accepting import accept_socket
@@ -85,6 +88,15 @@ UNKNOWN_MAX = CONNECTIONS_MAX // 2
 Connections that have not said who calls; of more, the oldest is closed.  Behind a broker's restart thousands of clients
 come at once, whose first frames are read after all their handshakes.
 """
+INTRODUCED_SHARE = 16
+"""With access control, there are 1 / INTRODUCED_SHARE more places for connections whose callers have not said who they are."""
+SERVERS_MAX = 1_000
+"""With access control, connections of servers of the cluster that take no place; of more, each takes room of unknown ones."""
+RETRY_PLACE_MS = 5_000
+PLACE_HINT = (
+    "Each principal gets an equal share of a broker's connections.  Use one client for many messages, or have the brokers "
+    "take more: data_connections_max"
+)
 INTRODUCTIONS_MAX = 100
 """Frames that say who calls, of a connection within INTRODUCTIONS_S; a client sends two each few minutes."""
 INTRODUCTIONS_S = 60.0
@@ -108,11 +120,16 @@ class DataPlane:
         on_refusal: Callable[[KeylaneError], None] = lambda _error: None,
         guard: Guard | None = None,
         begin: Begin = lambda _request, _payload, _call: False,
+        connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         """
         Args:
             begin: answers without a task what needs none.
+            connections_max: with a guard, of known callers, those of servers apart; else all.
         """
+        self._places: Places[PlaneConnection] = Places(connections_max)
+        self._servers: set[PlaneConnection] = set()
+        """Connections of servers of the cluster, which are never ended for others."""
         self._handler = handler
         self._begin = begin
         self._guard = guard
@@ -134,10 +151,15 @@ class DataPlane:
         """The number of open connections."""
         return len(self._connections)
 
+    @property
+    def connections_max(self) -> int:
+        """How many connections there may be."""
+        return self._places.most
+
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Serve a new connection until it ends."""
-        if len(self._connections) >= CONNECTIONS_MAX and not self._unknown:
-            raise OverloadedError("too many connections of the data plane", limit=CONNECTIONS_MAX)
+        if self._full and not self._unknown:
+            raise OverloadedError("too many connections of the data plane", limit=self._places.most)
         response, socket = await accept_socket(
             request,
             bytes_max=FRAME_BYTES_MAX if self._guard is None else INTRODUCTION_BYTES_MAX,
@@ -170,14 +192,46 @@ class DataPlane:
                 self._watching.cancel()
                 self._watching = None
             self._unknown.pop(connection, None)
+            self._servers.discard(connection)
+            self._places.free(connection)
             connection.end()
         return response
 
+    @property
+    def _full(self) -> bool:
+        """True if a new connection needs that an unknown one is closed."""
+        room, exempt = self._places.most, 0
+        if self._guard is not None:
+            # Who may get a place of another principal has to say first who it is.
+            room += max(1, room // INTRODUCED_SHARE)
+            exempt = min(len(self._servers), SERVERS_MAX)
+        return len(self._connections) - exempt >= room
+
+    def _take_place(self, connection: PlaneConnection, principal: str) -> None:
+        """Give a connection a place, now that it is known whose it is; "": a server's.  Raises ConnectionQuotaError."""
+        if not principal:
+            self._places.free(connection)
+            self._servers.add(connection)
+            return
+        most = self._places.most
+        placing = self._places.take(connection, principal)
+        if not placing.given:
+            raise _no_place(
+                f"all {most} connections of the data plane are taken, and {principal!r} has its share",
+                principal,
+                most,
+            )
+        self._servers.discard(connection)
+        leaves = placing.leaves
+        if leaves is not None and leaves not in self._partings:
+            text = f"{placing.holder!r} has {placing.held} of {most} connections of the data plane, and others have to wait"
+            error = _no_place(text, placing.holder, most)
+            parting = self._part(leaves, self._readings[leaves], error, CloseCode.TRY_AGAIN_LATER)
+            self._partings[leaves] = asyncio.create_task(parting)
+
     def _make_room(self) -> None:
         """Who says not who calls keeps no place from those who do."""
-        while self._unknown and (
-            len(self._unknown) >= UNKNOWN_MAX or len(self._connections) >= CONNECTIONS_MAX
-        ):
+        while self._unknown and (len(self._unknown) >= UNKNOWN_MAX or self._full):
             oldest = next(iter(self._unknown))
             del self._unknown[oldest]
             self._connections.discard(oldest)
@@ -294,7 +348,7 @@ class DataPlane:
             if access is None or isinstance(asked, Challenge):
                 answer: Answer = Challenged(b"" if access is None else access.nonce)
             else:
-                answer = await access.authenticate(asked)
+                answer = await access.authenticate(asked, partial(self._take_place, connection))
                 connection.socket.bytes_max = FRAME_BYTES_MAX
                 self._unknown.pop(connection, None)
         except KeylaneError as error:
@@ -504,3 +558,11 @@ class DataPlane:
             for connection in list(self._connections)
         ]
         await asyncio.gather(*closing, return_exceptions=True)
+
+
+def _no_place(text: str, principal: str, limit: int) -> ConnectionQuotaError:
+    error = ConnectionQuotaError(
+        text, principal=principal, limit=limit, retry_after_ms=RETRY_PLACE_MS
+    )
+    error.hint = PLACE_HINT
+    return error

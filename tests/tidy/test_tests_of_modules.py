@@ -197,6 +197,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/writing/test_killed_drivers.py": "hidden_expirer",
     },
     "metaserver/sql": {
+        "integration/access/test_quotas.py": "name_limits",
         "integration/metaserver/test_metaserver_database.py": "dialect",
         "integration/metaserver/test_metaserver_group_write.py": "group_write",
         "integration/metaserver/test_metaserver_postgres.py": "postgres",

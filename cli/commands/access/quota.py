@@ -33,6 +33,17 @@ def set_quota(
     connections: Annotated[
         int, typer.Option(min=0, help="Connections to each broker; 0: no limit.")
     ] = 0,
+    subjects: Annotated[
+        int,
+        typer.Option(min=0, help="Subjects that there may be of the pattern NAME; 0: no limit."),
+    ] = 0,
+    scheduled_bytes: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Bytes of messages for a later delivery of all subjects of NAME together at each broker; 0: no limit.",
+        ),
+    ] = 0,
     subject: SubjectOption = False,
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
@@ -46,6 +57,8 @@ def set_quota(
             bytes_per_s=bytes_per_s,
             requests_per_s=requests_per_s,
             connections=connections,
+            subjects=subjects,
+            scheduled_bytes=scheduled_bytes,
             kind="subject" if subject else "principal",
         ),
         lambda _: show_line(f"{name} is limited"),
@@ -75,7 +88,15 @@ def list_quotas(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Show all limits; 0 is none."""
-    heads = ("kind", "name", "bytes/s#", "requests/s#", "connections#")
+    heads = (
+        "kind",
+        "name",
+        "bytes/s#",
+        "requests/s#",
+        "connections#",
+        "subjects#",
+        "scheduled bytes#",
+    )
     ask_and_show(
         meta,
         output,
@@ -85,7 +106,15 @@ def list_quotas(
                 "quotas",
                 heads,
                 [
-                    (row.kind, row.name, row.bytes_per_s, row.requests_per_s, row.connections)
+                    (
+                        row.kind,
+                        row.name,
+                        row.bytes_per_s,
+                        row.requests_per_s,
+                        row.connections,
+                        row.subjects,
+                        row.scheduled_bytes,
+                    )
                     for row in listed.quotas
                 ],
             )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from ....admin import ResetTo
 from ....protocol.clock import SystemClock
 from ....protocol.errors import ConfigError
+from ....protocol.progress import GroupReset
 from ....protocol.reading.instants import ago_ms
+from ....protocol.text import counted, listed
 from ...connection import open_admin
 from ...options import OutputFormat, parse_time
 from ...screen import make_table, show_json, show_line, show_table
@@ -82,9 +84,24 @@ async def reset_group(
     done = "would be set" if dry_run else "was set"
     where = f"to {to}" if to is not None else f"by {shift:+}"
     show_table(make_table(f"{group} on {subject} {done} {where}", columns, rows))
+    if line := still_parked_line(reset):
+        show_line(line)
     if reset.left_out:
         ids = ", ".join(map(str, reset.left_out))
         show_line(f"left as they were, on silent brokers that were left behind: partitions {ids}")
+
+
+def still_parked_line(reset: GroupReset) -> str:
+    """What stays parked on the partitions that were set; "" if nothing does, or an earlier metaserver does not say it."""
+    still = [cursor for cursor in reset.cursors if cursor.parked]
+    if not still:
+        return ""
+    count = sum(cursor.parked or 0 for cursor in still)
+    return (
+        f"{counted(count, 'message')} of partitions before these {'stays' if count == 1 else 'stay'} parked on "
+        f"{counted(len(still), 'partition')} ({listed(cursor.partition_id for cursor in still)}): "
+        f"keylane parked list {reset.subject} {reset.group}"
+    )
 
 
 async def cancel_reset(

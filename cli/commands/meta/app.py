@@ -15,7 +15,11 @@ DataOption = Annotated[
 ]
 UrlOption = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="postgresql+asyncpg://…, instead of the embedded one."),
+    typer.Option(
+        metavar="URL",
+        help="postgresql+asyncpg://…, instead of the embedded one.  A password does not belong here, where ps shows it: "
+        "without this option and --data, KEYLANE_METASERVER_DATABASE_URL counts.",
+    ),
 ]
 
 

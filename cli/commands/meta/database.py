@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from ....metaserver.rebuild.rows import RebuildOptions, RebuiltSubject
 from ....metaserver.rebuild.service import rebuild_database
 from ....metaserver.settings import (
+    DATABASE_URL_VARIABLE,
     MetaserverSettings,
     machine_boot,
     metaserver_settings,
@@ -33,9 +35,13 @@ def database_settings(data: Path | None, database_url: str | None) -> Metaserver
     """
     Settings of a metaserver with this database; one on a server needs no folder.
 
+    Where neither is given, the URL is that of the environment, which metaservers read too.
+
     Raises:
         ConfigError: neither is given, or a URL that cannot work.
     """
+    if data is None and database_url is None:
+        database_url = os.environ.get(DATABASE_URL_VARIABLE)
     if data is None and database_url is not None:
         data = Path()
     return metaserver_settings({"data": data, "database_url": database_url})

@@ -30,7 +30,8 @@ DatabaseOption = Annotated[
         "--database-url",
         envvar="KEYLANE_OUTBOX_DATABASE_URL",
         metavar="URL",
-        help="sqlite:///FILE, postgresql+asyncpg://…, mysql+asyncmy://… or any URL of SQLAlchemy.",
+        help="sqlite:///FILE, postgresql+asyncpg://…, mysql+asyncmy://… or any URL of SQLAlchemy; one with a password rather "
+        "in the variable, because ps shows arguments.",
     ),
 ]
 PrefixOption = Annotated[

@@ -6,16 +6,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import aiohttp
 import pytest
 
-from keylane import Consumer, Producer
+from keylane import Admin, Consumer, Producer
 from keylane.protocol.access.quota import BYTES_PER_S_MIN
 from keylane.protocol.errors import (
     ConnectionQuotaError,
     InvalidRequestError,
+    KeylaneError,
+    OverloadedError,
     QuotaExceededError,
+    ScheduleFullError,
 )
 from keylane.rpc.http_network import HttpNetwork
 from support.access.guarded import GuardedCluster, capabilities, figures_of
@@ -200,11 +204,89 @@ async def test_quota_changes_what_a_capability_says_and_mistakes_change_nothing(
         ):
             with pytest.raises(InvalidRequestError):
                 await admin.set_quota("changing", **wrong)
-        with pytest.raises(InvalidRequestError):
-            await admin.set_quota("a.*", kind="subject", connections=3)
+        for limits in (
+            {"connections": 3},
+            {"scheduled_bytes": -1},
+            {"scheduled_bytes": 1 << 50},
+            {"subjects": True},
+            {},
+        ):
+            with pytest.raises(InvalidRequestError):
+                await admin.set_quota("a.*", kind="subject", **limits)
+        with pytest.raises(InvalidRequestError, match="limits a pattern"):
+            await admin.set_quota("a", kind="subject", subjects=3)
+        with pytest.raises(InvalidRequestError, match="limits of subjects"):
+            await admin.set_quota("changing", subjects=3)
         assert (await admin.list_quotas()).quotas == rows
         await admin.unset_quota("changing")
         assert "changing" not in {row.name for row in (await admin.list_quotas()).quotas}
+
+
+async def test_tenant_at_its_limit_of_subjects_leaves_room_for_others(guarded: GuardedCluster):
+    """Which subjects count is said by their names; a subject that is there is found all the same."""
+    token = await guarded.principal("tenant", "administer", subject="tenant.*")
+    other = await guarded.principal("neighbor", "administer", subject="Tenant.*")
+    async with guarded.admin() as admin:
+        await admin.set_quota("tenant.*", kind="subject", subjects=2, bytes_per_s=1_000_000)
+        await admin.set_quota("tenant.eu.*", kind="subject", subjects=1)
+        rows = [row for row in (await admin.list_quotas()).quotas if row.name == "tenant.*"]
+        assert [(row.bytes_per_s, row.subjects, row.scheduled_bytes) for row in rows] == [
+            (1_000_000, 2, 0)
+        ]
+    async with Admin(guarded.meta, token=token) as tenant:
+        await tenant.create_subject("tenant.eu.a", partitions=1)
+        with pytest.raises(OverloadedError, match=r"'tenant\.eu\.\*' has 1 subject,"):
+            await tenant.create_subject("tenant.eu.b", partitions=1)
+        await tenant.create_subject("tenant.b", partitions=1)
+        with pytest.raises(OverloadedError, match=r"'tenant\.\*' has 2 subjects,") as refused:
+            await tenant.create_subject("tenant.c", partitions=1)
+        assert "keylane access quota set 'tenant.*'" in refused.value.hint
+        assert (refused.value.limit, refused.value.subjects) == (2, 2)
+        await tenant.create_subject("tenant.b", partitions=1)
+        with pytest.raises(OverloadedError):
+            await tenant.hide_subject("tenant.b", hidden="tenant.hidden")
+    async with Admin(guarded.meta, token=other) as neighbor:
+        await neighbor.create_subject("Tenant.c", partitions=1)
+    async with guarded.admin() as admin:
+        for name in ("tenant.*", "tenant.eu.*"):
+            await admin.unset_quota(name, kind="subject")
+        assert not [row for row in (await admin.list_quotas()).quotas if "tenant" in row.name]
+    async with Admin(guarded.meta, token=token) as tenant:
+        await tenant.create_subject("tenant.c", partitions=1)
+
+
+async def test_tenant_at_its_limit_of_scheduled_bytes_leaves_room_for_others(
+    guarded: GuardedCluster,
+):
+    """However many subjects it has; until now each of them had a share of its own."""
+    for name in ("late.a", "late.b", "prompt"):
+        await guarded.made(name)
+    token = await guarded.principal("late", "produce", subject="late.*")
+    other = await guarded.principal("prompt", "produce", subject="prompt")
+    async with guarded.admin() as admin:
+        await admin.set_quota("late.*", kind="subject", scheduled_bytes=100_000)
+    later = datetime.now(UTC) + timedelta(days=1)
+
+    async def refused_at(producer: Producer, subject: str) -> tuple[int, BaseException | None]:
+        for kept in range(20):
+            try:
+                await producer.send(subject, VALUE, deliver_at=later, timeout_ms=2_000)
+            except KeylaneError as error:
+                return kept, error if isinstance(error, ScheduleFullError) else error.__cause__
+        return 20, None
+
+    await asyncio.sleep(2.5)  # the broker hears of it with its next heartbeats
+    async with (
+        Producer(guarded.meta, token=token) as late,
+        Producer(guarded.meta, token=other) as prompt,
+    ):
+        first, _ = await refused_at(late, "late.a")
+        second, error = await refused_at(late, "late.b")
+        assert (first, second) == (9, 0)
+        assert isinstance(error, ScheduleFullError)
+        assert (error.pattern, error.limit) == ("late.*", 100_000)
+        assert "--scheduled-bytes" in error.hint
+        assert await refused_at(prompt, "prompt") == (20, None)
 
 
 async def test_strict_producers_far_over_their_quota_keep_all_messages_in_order(

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from keylane import Consumer, Producer
 from support.cluster import Cluster, Program, eventually
+from support.server_process import run_keylane
 
 SUBJECT = "operated"
 
@@ -237,6 +238,31 @@ def test_config_show_tells_no_password_of_the_database(tmp_path: Path, output: s
     assert shown.returncode == 0, shown.stderr
     assert "secret" not in shown.stdout
     assert "postgresql+asyncpg://kl:***@db/meta?password=***" in shown.stdout
+
+
+def test_metaserver_says_once_that_a_password_is_in_its_arguments(tmp_path: Path) -> None:
+    url = "postgresql+asyncpg://kl:secret@127.0.0.1:1/meta"
+    given = ("metaserver", "run", "--data", str(tmp_path), "--port", "0", "--log-format", "text")
+    told = run_keylane(*given, "--database-url", url)
+    assert told.returncode == 1
+    assert told.stderr.count("--database-url is seen by every user of this host") == 1
+    assert "KEYLANE_METASERVER_DATABASE_URL" in told.stderr
+    assert "secret" not in told.stderr
+    silent = run_keylane(*given, environment={"KEYLANE_METASERVER_DATABASE_URL": url})
+    assert silent.returncode == 1
+    assert "--database-url" not in silent.stderr
+
+
+def test_meta_command_takes_the_url_of_the_environment_when_nothing_else_is_given(
+    tmp_path: Path,
+) -> None:
+    variable = {"KEYLANE_METASERVER_DATABASE_URL": f"sqlite+aiosqlite:///{tmp_path / 'named.db'}"}
+    done = run_keylane("meta", "migrate", environment=variable)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "named.db").exists()
+    done = run_keylane("meta", "migrate", "--data", str(tmp_path / "folder"), environment=variable)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "folder" / "meta.db").exists()
 
 
 def test_config_show_tells_all_mistakes_at_once(tmp_path: Path) -> None:

@@ -49,7 +49,8 @@ async def test_key_parked_anew_is_redriven_when_its_parent_alone_was_reset(file_
             await asyncio.sleep(0.05)
 
         handler.poison = {b"bad"}
-        await admin.reset_group(subject, "g", "earliest", partition_id=parent, live=True)
+        reset = await admin.reset_group(subject, "g", "earliest", partition_id=parent, live=True)
+        assert [(each.partition_id, each.parked) for each in reset.cursors] == [(parent, 0)]
         await eventually(lambda: handler.handled[b"worse"] == [0, 2, 0])
         await send(producer, subject, b"bad", 3)
         while await brokers.count() < 3 or parent in await brokers.parked():
@@ -85,7 +86,8 @@ async def test_key_of_a_parent_stays_parked_when_its_child_alone_was_reset(file_
             await asyncio.sleep(0.05)
 
         (child,) = set(await brokers.partitions()) - {parent}
-        await admin.reset_group(subject, "g", "latest", partition_id=child, live=True)
+        reset = await admin.reset_group(subject, "g", "latest", partition_id=child, live=True)
+        assert [(each.partition_id, each.parked) for each in reset.cursors] == [(child, 1)]
         await send(producer, subject, b"bad", 2)
         await eventually(lambda: handler.handled[b"bad"] == [0, 1, 2])
         assert await brokers.count() == 1

@@ -11,6 +11,9 @@ from keylane.cli.commands.group.describe import describe_group
 from keylane.cli.options import OutputFormat
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.control import Retention
+from keylane.protocol.errors import GroupUnknownError, OverloadedError
+from keylane.protocol.frames import Acquire
+from keylane.protocol.limits import GROUPS_PER_SUBJECT_MAX
 from keylane.protocol.routing import Partition
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
@@ -87,3 +90,31 @@ async def test_slow_consumer_continues_at_the_first_message_left(
     if strategy == "exclusive":
         assert held.missed == rest[0] - 1
         assert f"{held.missed} messages were removed before the group got them" in caplog.text
+
+
+async def test_group_that_a_client_made_at_a_broker_is_deleted_by_an_operator(cluster: Cluster):
+    """No metaserver knows it: of a subject whose messages go by age, brokers are not told groups."""
+    route = await cluster.create("haunted", partitions=1, retention=Retention.TIME)
+    (partition,) = route.partitions
+    number = partition.partition_id
+    network = HttpNetwork()
+    broker = BrokerClient(network, partition.address)
+    try:
+        for made in range(GROUPS_PER_SUBJECT_MAX):
+            await broker.call(Acquire(number, f"ghost{made}", "a" * 16, 1_000, 1_000))
+        with pytest.raises(OverloadedError) as refused:
+            await broker.call(Acquire(number, "late", "a" * 16, 1, 1_000))
+        assert refused.value.limit == GROUPS_PER_SUBJECT_MAX
+        assert "keylane group create SUBJECT GROUP" in refused.value.hint
+        async with Admin(cluster.meta) as admin:
+            with pytest.raises(GroupUnknownError):
+                await admin.delete_group("haunted", "ghost7")
+            await admin.create_group("haunted", "ghost7")
+            await admin.delete_group("haunted", "ghost7")
+        async with asyncio.timeout(30):
+            while "ghost7" in [each.group for each in (await broker.partition(number)).groups]:
+                await asyncio.sleep(0.05)
+        await broker.call(Acquire(number, "late", "a" * 16, 1, 1_000))
+    finally:
+        await broker.close()
+        await network.close()

@@ -17,7 +17,9 @@ from support.cluster import Cluster
 class GuardedCluster(Cluster):
     """A cluster with access control, and the token of its administrator."""
 
-    def __init__(self, folder: Path, brokers: int = 1, *, meta_settings: str = "") -> None:
+    def __init__(
+        self, folder: Path, brokers: int = 1, *, meta_settings: str = "", broker_settings: str = ""
+    ) -> None:
         self.admin_token = make_token(secrets.randbits)
         (folder / "admin.token").write_text(self.admin_token)
         (folder / "cluster.token").write_text(make_token(secrets.randbits))
@@ -28,7 +30,7 @@ class GuardedCluster(Cluster):
                 f'access = "on"\nadmin_token_file = "{folder}/admin.token"\n'
                 f'cluster_token_file = "{folder}/cluster.token"\n{meta_settings}'
             ),
-            broker_settings=f'access = "on"\ntoken_file = "{folder}/cluster.token"\n',
+            broker_settings=f'access = "on"\ntoken_file = "{folder}/cluster.token"\n{broker_settings}',
         )
 
     def admin(self) -> Admin:

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from keylane.metaserver.settings import MetaserverSettings, metaserver_settings, prepare_folder
+from keylane.metaserver.settings import (
+    MetaserverSettings,
+    metaserver_settings,
+    prepare_folder,
+    warning_about_flags,
+)
 from keylane.protocol.errors import ConfigError, DataFolderError
 
 
@@ -107,3 +112,18 @@ def test_settings_show_no_password_of_the_database() -> None:
     settings = metaserver_settings({"data": Path("data"), "database_url": url})
     assert settings.database_url == url
     assert "secret" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("url", "warned"),
+    [
+        ("postgresql+asyncpg://kl:secret@db/meta", True),
+        ("postgresql+asyncpg://kl@db/meta?password=secret", True),
+        ("postgresql+asyncpg://kl@db/meta", False),
+        (None, False),
+    ],
+)
+def test_warning_is_given_when_a_flag_has_a_password(url, warned):
+    warning = warning_about_flags({"database_url": url, "data": "d"})
+    assert bool(warning) is warned
+    assert "secret" not in warning

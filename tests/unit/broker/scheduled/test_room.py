@@ -53,3 +53,29 @@ async def test_messages_over_the_limits_are_refused_all_of_them():
     scheduler = open_scheduler(SimDisk(), bytes_max=1_000)
     with pytest.raises(ScheduleFullError, match="bytes"):
         await scheduler.schedule([message(bytes(1_000))])
+
+
+async def test_subjects_of_a_pattern_have_room_together_when_it_has_a_limit():
+    """Also while messages are written, and behind a restart; other subjects are not of it."""
+    disk, size = SimDisk(), message(b"0", subject="t.0").size
+    scheduler = open_scheduler(disk)
+    scheduler.limits = lambda: {"t.1": size, "t.*": 4 * size}
+    outcomes = await asyncio.gather(
+        *(scheduler.schedule([message(b"%d" % n, subject=f"t.{n % 3}")]) for n in range(6)),
+        return_exceptions=True,
+    )
+    refused = [each for each in outcomes if isinstance(each, ScheduleFullError)]
+    assert [each.pattern for each in refused] == ["t.1", "t.*"]
+    assert [each.limit for each in refused] == [size, 4 * size]
+    assert "--scheduled-bytes" in refused[0].hint
+    await scheduler.schedule([message(b"a", subject="other")])
+    await scheduler.close()
+
+    scheduler = open_scheduler(disk)
+    scheduler.limits = lambda: {"t.*": 4 * size}
+    with pytest.raises(ScheduleFullError, match=r"of 't\.\*', and takes"):
+        await scheduler.schedule([message(b"b", subject="t.9")])
+    assert await scheduler.schedule([message(b"0", subject="t.0")]) == [True]
+    await scheduler.cancel(message(b"0").scheduled_id)
+    await scheduler.schedule([message(b"b", subject="t.9")])
+    await scheduler.close()

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.protocol.access.quota import BYTES_PER_S_MIN, MAX, Quota, check_quota, limit_of
+from keylane.protocol.access.quota import (
+    BYTES_PER_S_MIN,
+    MAX,
+    Quota,
+    check_quota,
+    limit_of,
+    limits_of,
+)
 from keylane.protocol.errors import ConnectionQuotaError, InvalidRequestError
 from keylane.rpc.access.pacing import KNOWN_MAX, NO_DELAY, Pacing, TokenBucket
 
@@ -109,3 +116,10 @@ def test_limit_of_a_subject_is_its_own_or_of_the_longest_pattern():
     assert [limit_of(name, limits) for name in names] == [3, 2, 1, 4, 4]
     assert limit_of("ab", {"a.*": 1}) == 0
     assert check_quota(Quota(bytes_per_s=BYTES_PER_S_MIN))
+
+
+def test_every_pattern_that_means_a_subject_counts_it():
+    limits = {"shop.*": 5, "shop.eu.*": 2, "shop.eu.a": 1, "*": 9, "sho": 3, "Shop.*": 4, "s*": 0}
+    assert limits_of("shop.eu.a", limits) == [
+        ("shop.*", 5), ("shop.eu.*", 2), ("shop.eu.a", 1), ("*", 9),
+    ]  # fmt: skip

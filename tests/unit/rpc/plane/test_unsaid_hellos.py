@@ -11,6 +11,7 @@ import pytest
 from keylane.protocol.endpoints import DATA_PATH
 from keylane.protocol.errors import FrameError
 from keylane.protocol.frames import Hello, Read, Refused, Released, decode_answer, encode_frame
+from keylane.protocol.limits import CONNECTIONS_MAX
 from keylane.protocol.membership.versions import VERSION
 from keylane.rpc.plane import data_plane
 from keylane.rpc.plane.data_plane import INTRODUCTIONS_MAX
@@ -19,14 +20,20 @@ from support.raw_frames import greet
 
 
 @pytest.fixture
-async def connect():
+def places() -> int:
+    """Connections that there may be."""
+    return CONNECTIONS_MAX
+
+
+@pytest.fixture
+async def connect(places: int):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4_096), hard), hard))
 
     async def handler(_request, _payload):
         return Released(), b""
 
-    server = Server([], data_handler=handler)
+    server = Server([], data_handler=handler, data_connections_max=places)
     await server.start("127.0.0.1", 0)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session, asyncio.timeout(30):
@@ -90,10 +97,8 @@ async def test_connections_stay_when_over_a_thousand_come_at_once(connect, monke
         writer.transport.abort()
 
 
-async def test_oldest_connection_without_hello_is_closed_when_all_places_are_taken(
-    connect, monkeypatch
-):
-    monkeypatch.setattr(data_plane, "CONNECTIONS_MAX", 3)
+@pytest.mark.parametrize("places", [3])
+async def test_oldest_connection_without_hello_is_closed_when_all_places_are_taken(connect):
     greeted = [await connect() for _ in range(2)]
     for socket in greeted:
         await greet(socket)

@@ -1,0 +1,57 @@
+"""Whether there is room for one more subject: in the cluster, and among those whose names begin alike.  SQL, synchronous."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.access.quota import limits_of
+from ...protocol.errors import OverloadedError
+from ...protocol.text import counted
+from ..sql.name_limits import name_limits
+from ..sql.schema import subjects
+
+CLUSTER_HINT = (
+    "Delete subjects that no program uses (keylane subject list), or raise subjects_max of the metaservers.  A limit for "
+    "the names of one tenant: keylane access quota set 'shop.*' --subject --subjects N"
+)
+NAMES_HINT = (
+    "Delete subjects of these names that no program uses, or have the limit raised: "
+    "keylane access quota set {!r} --subject --subjects N"
+)
+
+
+def check_subject_room(
+    connection: Connection, name: str, *, subjects_max: int, limited: bool
+) -> None:
+    """
+    Check that a subject of this name may be made; what was made of it before does not count.
+
+    Args:
+        limited: the limits of names count.  Without access control they cannot be changed, and do not.
+
+    Raises:
+        OverloadedError: there are `subjects_max` others, or as many of a pattern as its limit.
+    """
+    others = sa.select(sa.func.count()).select_from(subjects).where(subjects.c.name != name)
+    count = connection.execute(others).scalar_one()
+    if count >= subjects_max:
+        raise _no_room("too many subjects", CLUSTER_HINT, count, subjects_max)
+    if not limited:
+        return
+    chosen = sa.select(name_limits.c.name, name_limits.c.subjects).where(name_limits.c.subjects > 0)
+    limits = {row.name: row.subjects for row in connection.execute(chosen)}
+    for pattern, limit in limits_of(name, limits):
+        beginning = pattern.removesuffix("*")
+        # LIKE of SQLite knows no upper and lower case.
+        alike = sa.func.substr(subjects.c.name, 1, len(beginning)) == beginning
+        count = connection.execute(others.where(alike)).scalar_one()
+        if count >= limit:
+            text = f"{pattern!r} has {counted(count, 'subject')}, and may have {limit}"
+            raise _no_room(text, NAMES_HINT.format(pattern), count, limit)
+
+
+def _no_room(text: str, hint: str, count: int, limit: int) -> OverloadedError:
+    error = OverloadedError(text, subjects=count, limit=limit)
+    error.hint = hint
+    return error
