@@ -2,7 +2,7 @@
 
 The kernel answers a request for port 0 from `ip_local_port_range`, 32768 and up.  A port below that range
 stays free while its program is down.  Each process of tests has ports of its own, also beside another run on this machine:
-between the look at a port and the start of its program, nobody else takes it.
+between the look at a port and the start of its program, no other test takes it.
 """
 
 from __future__ import annotations

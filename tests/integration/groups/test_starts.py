@@ -146,7 +146,7 @@ async def test_start_that_a_crash_cuts_short_stays_where_it_was_fixed(mortal: Cl
             await producer.send("s", b"%d" % number, key=b"k%d" % (number % 16))
         mortal.meta_program.restart_to_die_after("start-fixed")
         async with asyncio.timeout(60), Admin(mortal.meta) as admin:
-            # A broker that was silent for its ttl of 1.5 seconds has it refused: nothing is fixed, and nobody dies.
+            # A broker that was silent for its ttl of 1.5 seconds has it refused: nothing is fixed, and the metaserver goes on.
             while mortal.meta_program.process.poll() is None:
                 with pytest.raises(KeylaneError):
                     await admin.create_group("s", "g", start="latest")
