@@ -20,6 +20,8 @@ pytestmark = pytest.mark.acceptance
 
 EXAMPLES = ROOT / "examples"
 TIMEOUT_S = 200
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""The example ends before the second compiler or a parallel collector pays off."""
 
 
 def run(
@@ -103,6 +105,7 @@ async def test_read_with_spark(file_cluster, tmp_path):
     """Spark adds up what was sent, on the Java of a Python package, and says nothing else."""
     environment = environment_without_java(tmp_path)
     environment["JAVA_HOME"] = str(find_java(environment).path)
+    environment["SPARK_SUBMIT_OPTS"] = JAVA_OPTIONS
     await fill(file_cluster, "visits", [(b"a", b"1"), (b"b", b"3"), (b"a", b"2")])
     shown = [
         line.replace(" ", "")

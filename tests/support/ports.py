@@ -1,33 +1,40 @@
 """Ports of loopback for programs that start again on the port they had.
 
 The kernel answers a request for port 0 from `ip_local_port_range`, 32768 and up.  A port below that range
-stays free while its program is down, and each worker of a test run has a range of its own.
+stays free while its program is down.  Each process of tests has ports of its own, also beside another run on this machine:
+between the look at a port and the start of its program, no other test takes it.
 """
 
 from __future__ import annotations
 
-import os
 import socket
 from itertools import cycle
 
 FIRST = 12_000
-PER_WORKER = 1_000
-WORKERS_MAX = 20
+PER_PROCESS = 250
+PROCESSES_MAX = 80
 
 
-def _worker() -> int:
-    """The number of this worker of a run in parallel; 0 without workers."""
-    return int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % WORKERS_MAX
+def own_range() -> tuple[int, int]:
+    """The first port of a range that no other process of tests has, and a file that holds the range until this process ends."""
+    for number in range(PROCESSES_MAX):
+        holder = socket.socket(socket.AF_UNIX)
+        try:
+            holder.bind(f"\0keylane-ports-of-tests-{number}")
+        except OSError:
+            holder.close()
+            continue
+        return FIRST + number * PER_PROCESS, holder.detach()
+    raise AssertionError(f"{PROCESSES_MAX} processes of tests have ports")
 
 
-_START = FIRST + _worker() * PER_WORKER
-_OFFSET = os.getpid() % PER_WORKER  # two runs on one machine begin at different ports
-_NUMBERS = cycle(_START + (number + _OFFSET) % PER_WORKER for number in range(PER_WORKER))
+_START, _HOLDER = own_range()
+_NUMBERS = cycle(range(_START, _START + PER_PROCESS))
 
 
 def free_port() -> int:
-    """A port on which nothing listens, and that no other worker is given."""
-    for port, _ in zip(_NUMBERS, range(PER_WORKER), strict=False):
+    """A port on which nothing listens, and that no other process of tests is given."""
+    for port, _ in zip(_NUMBERS, range(PER_PROCESS), strict=False):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

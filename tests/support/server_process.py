@@ -6,6 +6,7 @@ has no threads and runs nothing else.  What a start with `python -m` adds is tes
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -28,8 +29,9 @@ _FORKING.set_forkserver_preload(
         "keylane.metaserver.__main__",
         "keylane.broker.__main__",
         "keylane.cli.__main__",
+        "keylane.cli.main",  # every command; the program imports it when it runs
         *("keylane.admin", "keylane.producer", "keylane.consumer", "keylane.cli.screen"),
-        *("aiosqlite", "alembic.command", "alembic.config", "asyncpg", "rocksdict"),
+        *("aiosqlite", "alembic.command", "alembic.config", "asyncpg", "caio", "rocksdict"),
         "typer._adapters",  # of the installed Typer: its first parameter imports this, and pydantic with it
     ]
 )
@@ -69,6 +71,7 @@ def _run_here(
     environment: dict[str, str],
     files: dict[int, _Detached],
 ) -> None:
+    gc.freeze()  # what was imported stays: no collection goes through it, and its memory stays shared
     for number, file in files.items():
         os.dup2(file.number, number)
         os.close(file.number)
@@ -76,6 +79,10 @@ def _run_here(
         sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     os.environ.clear()
     os.environ.update(environment)
+    if "\n" in module:
+        sys.argv = ["-c", *arguments]
+        exec(compile(module, "<script>", "exec"), {"__name__": "__main__"})
+        return
     if module.endswith(".py"):
         sys.argv = [module, *arguments]
         runpy.run_path(module, run_name="__main__")
@@ -86,7 +93,12 @@ def _run_here(
 
 
 class ForkedProcess:
-    """`python -m module arguments…`, or `python module.py arguments…`, with some of its standard files; ends with the tests' process at the latest."""
+    """
+    `python -m module arguments…`, with some of its standard files; ends with the tests' process at the latest.
+
+    The module may be the path of a script, whose name ends in `.py`, or the lines of one.  What a script registers with
+    `atexit` is not called.
+    """
 
     def __init__(
         self,
@@ -189,6 +201,25 @@ def run_keylane(
     Args:
         terminal: standard input is a terminal, at which `text` is typed.
     """
+    return run_program(
+        "keylane.cli",
+        *arguments,
+        text=text,
+        timeout_s=timeout_s,
+        environment=environment,
+        terminal=terminal,
+    )
+
+
+def run_program(
+    module: str,
+    *arguments: str,
+    text: str = "",
+    timeout_s: float = 120.0,
+    environment: Mapping[str, str] | None = None,
+    terminal: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m MODULE ARGUMENTS` to its end, as `run_keylane`."""
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8") as given,
         tempfile.TemporaryFile("w+", encoding="utf-8") as out,
@@ -200,7 +231,7 @@ def run_keylane(
         if typed is not None:
             os.write(typed, text.encode())
         process = ForkedProcess(
-            "keylane.cli",
+            module,
             arguments,
             os.environ if environment is None else environment,
             {0: read, 1: out.fileno(), 2: errors.fileno()},
@@ -214,6 +245,4 @@ def run_keylane(
                 os.close(read)
         out.seek(0)
         errors.seek(0)
-        return subprocess.CompletedProcess(
-            ["keylane", *arguments], status, out.read(), errors.read()
-        )
+        return subprocess.CompletedProcess([module, *arguments], status, out.read(), errors.read())

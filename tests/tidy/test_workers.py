@@ -1,11 +1,13 @@
 """A test that ends its worker fails alone: every other test runs, and it does not run again."""
 
+import os
 import re
 import subprocess
 import sys
 
 import pytest
 
+from support.ports import PER_PROCESS, free_port, own_range
 from tidy.tree import ROOT
 
 LETHAL = """
@@ -42,3 +44,17 @@ def test_tests_that_end_their_worker_fail_alone_and_once(tmp_path):
     )
     assert re.search(r"6 failed, 12 passed", done.stdout), done.stdout + done.stderr
     assert sorted((tmp_path / "deaths").read_text().split()) == ["2"] * 3 + ["4"] * 3
+
+
+def test_ports_of_a_process_are_given_to_no_other_when_two_runs_share_a_machine():
+    """Also to none that is the first worker of its run, as this one may be."""
+    ours = free_port()
+    ranges = [own_range() for _ in range(2)]
+    try:
+        (first, _), (second, _) = ranges
+        assert abs(second - first) >= PER_PROCESS
+        for start, _ in ranges:
+            assert not start <= ours < start + PER_PROCESS
+    finally:
+        for _, holder in ranges:
+            os.close(holder)

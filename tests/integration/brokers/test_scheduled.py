@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -35,6 +33,7 @@ from keylane.protocol.routing import Route
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster
+from support.server_process import run_keylane
 
 LATE_MS = 1_000
 """A bound for a loaded machine; on a quiet one the 99th percentile is within 100 ms."""
@@ -287,15 +286,9 @@ async def test_command_line_sends_messages_for_a_later_delivery(cluster):
     route = await cluster.create("by-command")
 
     async def produce(*arguments: str, text: str = "") -> tuple[int, str]:
-        program = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "keylane.cli", "produce", route.subject, *arguments),
-            *("--meta", cluster.meta),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        shown, _ = await program.communicate(text.encode())
-        return program.returncode, shown.decode()
+        command = ("produce", route.subject, *arguments, "--meta", cluster.meta)
+        done = await asyncio.to_thread(run_keylane, *command, text=text)
+        return done.returncode, done.stdout + done.stderr
 
     status, shown = await produce("alone", "--delay", "0.5")
     assert status == 0, shown
@@ -324,8 +317,7 @@ def test_verify_reads_the_scheduled_messages_of_a_folder(tmp_path):
     folder = tmp_path / "broker-1"
 
     def verify() -> tuple[int, dict]:
-        command = [sys.executable, "-m", "keylane.cli", "broker", "verify", str(folder)]
-        done = subprocess.run([*command, "-o", "json"], capture_output=True, text=True, check=False)
+        done = run_keylane("broker", "verify", str(folder), "-o", "json")
         return done.returncode, json.loads(done.stdout)
 
     status, verified = verify()

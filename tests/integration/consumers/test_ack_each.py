@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 
 import pytest
 
 from keylane import Admin, Consumer, Message, Producer
 from keylane.protocol.errors import ConfigError
 from support.cluster import Cluster, eventually
+from support.server_process import ServerProcess
 
 KEYS = 4
 PROGRAM = """
@@ -35,14 +34,12 @@ async def fill(cluster: Cluster, subject: str, count: int) -> None:
 
 def lines_of_killed(cluster: Cluster, subject: str, mode: str, count: int) -> list[str]:
     """What a consumer's process printed before it was killed; at least `count` lines."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, cluster.meta, subject, mode],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    lines = [process.stdout.readline() for _ in range(count)]
-    process.kill()
-    rest, _ = process.communicate()
+    process = ServerProcess(PROGRAM, [cluster.meta, subject, mode])
+    with process.stdout as printed:
+        lines = [printed.readline() for _ in range(count)]
+        process.kill()
+        rest = printed.read()
+    process.wait()
     return [line.strip() for line in [*lines, *rest.splitlines()] if len(line.split()) == 2]
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -22,6 +19,7 @@ from keylane import (
     Retry,
 )
 from support.cluster import Cluster, eventually
+from support.server_process import ServerProcess
 
 PROGRAM = """
 import asyncio, sys
@@ -169,12 +167,12 @@ async def test_killed_process_loses_at_most_what_was_in_its_handlers(shared_clus
     """And the next one repeats nothing."""
     subject = "before-killed"
     await fill(shared_cluster, subject, 600, keys=100)
-    command = [sys.executable, "-c", PROGRAM, shared_cluster.meta, subject]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout is not None
-        before = {int(await asyncio.to_thread(first.stdout.readline)) for _ in range(60)}
-        first.send_signal(signal.SIGKILL)
-        before |= {int(line) for line in await asyncio.to_thread(first.stdout.readlines)}
+    first = ServerProcess(PROGRAM, [shared_cluster.meta, subject])
+    with first.stdout as printed:
+        before = {int(await asyncio.to_thread(printed.readline)) for _ in range(60)}
+        first.kill()
+        before |= {int(line) for line in await asyncio.to_thread(printed.readlines)}
+    first.wait()
     seen: list[int] = []
     async with (
         asyncio.timeout(60),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import subprocess
-import sys
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import pytest
 
 from keylane import Admin, Producer, Reader
 from support.cluster import Cluster, eventually
+from support.server_process import ForkedProcess
 from support.written_lines import written_lines
 
 FILTERER = Path(__file__).with_name("filterer.py")
@@ -25,9 +25,9 @@ EVERY = 5
 
 
 @contextmanager
-def filterer(cluster: Cluster, subject: str, path: Path, manner: str) -> Iterator[subprocess.Popen]:
+def filterer(cluster: Cluster, subject: str, path: Path, manner: str) -> Iterator[ForkedProcess]:
     arguments = [cluster.meta, subject, str(path), manner]
-    process = subprocess.Popen([sys.executable, str(FILTERER), *arguments])
+    process = ForkedProcess(str(FILTERER), arguments, os.environ, {})
     try:
         yield process
     finally:

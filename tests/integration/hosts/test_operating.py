@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from keylane import Consumer, Producer
 from support.cluster import Cluster, Program, eventually
-from support.server_process import run_keylane
+from support.server_process import ServerProcess, run_keylane
 
 SUBJECT = "operated"
 
@@ -140,13 +139,9 @@ def test_metaserver_reloads_its_file_at_sighup(tmp_path: Path) -> None:
     table = f'[metaserver]\ndata = "{tmp_path / "m"}"\nport = 0\n'
     config.write_text(table + 'log_level = "ERROR"\n')
     with log.open("wb") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "keylane.cli", "metaserver", "run", "--config", str(config)],
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-        )
+        arguments = ("metaserver", "run", "--config", str(config))
+        process = ServerProcess("keylane.cli", arguments, errors=stderr.fileno())
         try:
-            assert process.stdout is not None
             assert json.loads(process.stdout.readline())["ready"]
             config.write_text(table + 'log_level = "INFO"\ncluster = "north"\n')
             process.send_signal(signal.SIGHUP)
@@ -157,7 +152,8 @@ def test_metaserver_reloads_its_file_at_sighup(tmp_path: Path) -> None:
             told = [json.loads(line) for line in log.read_text().splitlines()]
         finally:
             process.terminate()
-            process.communicate()
+            process.wait(60)
+            process.stdout.close()
     messages = [line["message"] for line in told]
     assert "settings reloaded: log_level" in messages
     assert "not reloaded, a restart is needed: cluster" in messages
@@ -170,13 +166,9 @@ async def test_broker_reloads_its_file_at_sighup(tmp_path: Path) -> None:
     table = f'[broker]\ngroup = "g1"\ndata = "{tmp_path / "b"}"\nmeta = "127.0.0.1:1"\n'
     config.write_text(table)
     with log.open("wb") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "keylane.cli", "broker", "run", "--config", str(config)],
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-        )
+        arguments = ("broker", "run", "--config", str(config))
+        process = ServerProcess("keylane.cli", arguments, errors=stderr.fileno())
         try:
-            assert process.stdout is not None
             assert json.loads(process.stdout.readline())["ready"]
 
             def told(text: str) -> bool:
@@ -194,16 +186,13 @@ async def test_broker_reloads_its_file_at_sighup(tmp_path: Path) -> None:
             assert process.poll() is None
         finally:
             process.terminate()
-            process.communicate()
+            process.wait(60)
+            process.stdout.close()
 
 
 def show(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "keylane.cli", "config", "show", *arguments],
-        env={"PATH": "/usr/bin:/bin", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
+    return run_keylane(
+        "config", "show", *arguments, environment={"PATH": "/usr/bin:/bin", **environment}
     )
 
 

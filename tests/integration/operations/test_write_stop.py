@@ -119,7 +119,9 @@ class DriverAndBrokers:
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[DriverAndBrokers]:
+async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[DriverAndBrokers]:
+    """A call of a broker waits for as long as a busy machine takes: one that is given up costs transactions that are counted."""
+    monkeypatch.setattr("keylane.metaserver.operations.driver.CALL_TIMEOUT_MS", 60_000)
     house = DriverAndBrokers(tmp_path)
     async with AsyncExitStack() as stack:
         await house.open(stack)

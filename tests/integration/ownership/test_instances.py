@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -17,6 +15,7 @@ from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
 from keylane.protocol.errors import ConfigError, InstanceTakenError
 from support.cluster import Cluster, eventually
 from support.postgres import Postgres
+from support.server_process import ServerProcess
 
 ZOMBIE = Path(__file__).parents[1] / "consumers" / "zombie.py"
 TTL_MS = 20_000
@@ -27,9 +26,7 @@ class Instance:
 
     def __init__(self, meta: str, subject: str, path: Path, name: str) -> None:
         words = (meta, subject, "g", str(TTL_MS), str(path), "0", "instance", name)
-        self.process = subprocess.Popen(
-            [sys.executable, str(ZOMBIE), *words], stdout=subprocess.PIPE, text=True
-        )
+        self.process = ServerProcess(str(ZOMBIE), words)
         self._path = path
 
     def events(self) -> list[dict[str, Any]]:
@@ -40,7 +37,6 @@ class Instance:
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
-        assert self.process.stdout is not None
         self.process.stdout.close()
 
 
@@ -57,8 +53,8 @@ async def test_killed_instance_takes_over_below_its_ttl(shared_cluster: Cluster,
             Producer(shared_cluster.meta) as producer,
             Admin(shared_cluster.meta) as admin,
         ):
-            await eventually(lambda: first.process.stdout.readline() == "ready\n")  # type: ignore[union-attr]
-            await eventually(lambda: other.process.stdout.readline() == "ready\n")  # type: ignore[union-attr]
+            await eventually(lambda: first.process.stdout.readline() == "ready\n")
+            await eventually(lambda: other.process.stdout.readline() == "ready\n")
             while await owners(admin, subject) != [2, 2]:
                 await asyncio.sleep(0.05)
             sent = 0

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,24 +22,27 @@ from keylane.admin import FailingMessage
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.text import key_digest
 from support.cluster import Cluster, eventually
-from support.server_process import run_keylane
+from support.server_process import ForkedProcess, run_keylane
 from support.written_lines import written_lines
 
 CRASHER = Path(__file__).with_name("crasher.py")
 
 
 @contextmanager
-def crasher(cluster: Cluster, subject: str, path: Path, *how: str) -> Iterator[subprocess.Popen]:
+def crasher(cluster: Cluster, subject: str, path: Path, *how: str) -> Iterator[ForkedProcess]:
     arguments = [cluster.meta, subject, str(path), *how]
-    process = subprocess.Popen(
-        [sys.executable, str(CRASHER), *arguments], stderr=subprocess.PIPE, text=True
-    )
+    with errors_of(path).open("w") as errors:
+        process = ForkedProcess(str(CRASHER), arguments, os.environ, {2: errors.fileno()})
     try:
         yield process
     finally:
         process.kill()
         process.wait()
-        process.stderr.close()
+
+
+def errors_of(path: Path) -> Path:
+    """What the last process that wrote to `path` said on standard error."""
+    return path.with_name(f"{path.name}-errors")
 
 
 def handed(path: Path, key: str) -> list[tuple[int, int]]:
@@ -69,7 +71,7 @@ async def test_message_that_ends_its_process_is_parked(
         for _ in range(3):
             with crasher(shared_cluster, subject, path, manner) as process:
                 await eventually(lambda process=process: process.poll() is not None)
-                assert process.returncode == 9, process.stderr.read()
+                assert process.poll() == 9, errors_of(path).read_text()
         with crasher(shared_cluster, subject, path, manner):
             while await brokers.count() < 2:
                 await asyncio.sleep(0.02)
@@ -110,7 +112,7 @@ async def test_message_in_flight_at_all_ends_is_not_parked_for_another_one(
         for _ in range(3):
             with crasher(shared_cluster, subject, path, "slow") as process:
                 await eventually(lambda process=process: process.poll() is not None)
-                assert process.returncode == 9, process.stderr.read()
+                assert process.poll() == 9, errors_of(path).read_text()
         before = len(handed(path, "bad"))
         with crasher(shared_cluster, subject, path, "slow"):
             while not await brokers.count():
@@ -235,7 +237,7 @@ async def test_dead_letter_that_ended_its_process_is_handled_when_it_is_retried(
                         await asyncio.sleep(0.02)
                     await admin.redrive(subject, "g", key=b"bad", dead=True)
                 await eventually(lambda process=process: process.poll() is not None)
-                assert process.returncode == 9, process.stderr.read()
+                assert process.poll() == 9, errors_of(path).read_text()
         assert not await dead_letters(), "it is chosen"
         async with consumer_of(shared_cluster, subject, handler, on_failure="dead"):
             while not await dead_letters():
@@ -264,7 +266,7 @@ async def test_message_of_a_shared_group_that_ends_its_process_is_buried(
         for ended in range(4):
             with crasher(shared_cluster, subject, path, "shared") as process:
                 await eventually(lambda process=process: process.poll() is not None)
-                assert process.returncode == 9, process.stderr.read()
+                assert process.poll() == 9, errors_of(path).read_text()
             if ended == 1:
                 before = len(handed(path, "bad"))
         with crasher(shared_cluster, subject, path, "shared"):
@@ -307,7 +309,7 @@ async def test_row_of_arrow_data_that_ends_its_process_is_named(
             ended += 1
             with crasher(shared_cluster, subject, path, "arrow") as process:
                 await eventually(lambda process=process: process.poll() is not None)
-                assert process.returncode == 9, process.stderr.read()
+                assert process.poll() == 9, errors_of(path).read_text()
             named = await failing()
         assert (named.offset, named.key_digest) == (30, key_digest(b"bad"))
         assert named.kind == "crashed"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +19,7 @@ from keylane.protocol.parked import ChangeParkedKey, ParkedList, ParkState
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually
+from support.server_process import ServerProcess
 
 FAST = Backoff(first_ms=5, max_ms=5)
 
@@ -315,12 +314,11 @@ async def test_attempts_go_on_when_consumer_and_broker_are_killed(tmp_path: Path
         await cluster.create("orders", partitions=1)
         async with Producer(cluster.meta) as producer:
             await producer.send("orders", b"0", key=b"bad")
-        process = subprocess.Popen(
-            [sys.executable, "-c", COUNTER, cluster.meta], stdout=subprocess.PIPE, text=True
-        )
+        process = ServerProcess(COUNTER, [cluster.meta])
         counted = [await asyncio.to_thread(process.stdout.readline) for _ in range(6)]
         process.kill()
-        process.communicate()
+        process.wait()
+        process.stdout.close()
         assert [int(line) for line in counted] == [1, 2, 3, 4, 5, 6]
         cluster.brokers[0].kill()
         cluster.brokers[0].restart()

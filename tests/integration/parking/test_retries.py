@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ from keylane.errors import RetryPolicyError
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.operations import OperationKind, Reshape
 from support.cluster import Cluster, eventually
-from support.server_process import run_keylane
+from support.server_process import ForkedProcess, run_keylane
 
 RETRIER = Path(__file__).with_name("retrier.py")
 FAST = Backoff(first_ms=60, max_ms=200)
@@ -119,15 +118,15 @@ async def test_each_way_to_fail_ends_as_a_dead_letter(shared_cluster: Cluster, h
 @contextmanager
 def retrier(
     cluster: Cluster, subject: str, path: Path, mended: Path, *, dies_from: int = 1_000
-) -> Iterator[subprocess.Popen]:
-    command = [sys.executable, str(RETRIER), cluster.meta, subject, str(path), str(mended)]
-    command.append(str(dies_from))
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
+) -> Iterator[ForkedProcess]:
+    arguments = [cluster.meta, subject, str(path), str(mended), str(dies_from)]
+    with open(os.devnull, "w") as nowhere:
+        process = ForkedProcess(str(RETRIER), arguments, os.environ, {2: nowhere.fileno()})
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def attempts_of(path: Path, key: str, value: int) -> list[int]:

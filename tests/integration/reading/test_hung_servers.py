@@ -19,6 +19,7 @@ from support.cluster import Cluster, Program, pause, resume
 ROWS = 200
 VALUE_BYTES = 100_000
 """So that the rows take ten answers of a broker."""
+pytestmark = pytest.mark.cluster(brokers=1)
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from sqlalchemy.pool import NullPool
 
 from keylane import Producer
 from support.cluster import Cluster, eventually, pause, resume
+from support.server_process import ForkedProcess
 from support.sink import entries
 from support.sink.entries import entries_by_key
 
@@ -31,9 +31,9 @@ OPEN_TRANSACTIONS = sa.text(
 
 
 @contextmanager
-def consumer_process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def consumer_process(*arguments: str) -> Iterator[ForkedProcess]:
     """A consumer that writes entries; killed at the end."""
-    process = subprocess.Popen([sys.executable, entries.__file__, *arguments])
+    process = ForkedProcess(entries.__file__, arguments, os.environ, {})
     try:
         yield process
     finally:

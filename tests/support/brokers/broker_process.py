@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
-from support.server_process import ServerProcess
+from support.server_process import ServerProcess, run_program
 
 NO_METASERVER = "127.0.0.1:1"
 """Nothing listens there: a broker serves without its metaserver."""
@@ -37,13 +35,7 @@ class BrokerProcess:
 
     def refused(self, *more: str) -> str:
         """Return what `python -m keylane.broker` says when it cannot start."""
-        done = subprocess.run(
-            [sys.executable, "-m", "keylane.broker", *self._arguments, *more],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = run_program("keylane.broker", *self._arguments, *more, timeout_s=60)
         assert done.returncode == 1, done
         assert not done.stdout
         return done.stderr
