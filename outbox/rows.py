@@ -14,6 +14,7 @@ from sqlalchemy.engine import Connection
 
 from .assignment import SubjectKey, SubjectRange
 from .batches import OutboxBatch, OutboxRow, SendSession
+from .closed_rows import ClosedRows
 from .lease import TokenPassedError
 from .tables import FAILED, HALTED, REFUSED, WAITING, OutboxTables
 
@@ -66,11 +67,31 @@ def waiting(
     They begin with the lowest id each time: a row whose id is low and that was committed late is found before newer ones.
 
     Args:
-        closed: ranges whose rows are passed over.
+        closed: ranges whose rows are passed over; those of one subject follow each other.  Of more than a statement has
+            room for some rows are returned, and others behind them.
         bytes_max: of keys, values and properties; the first row is read in any case.
     """
+    passed_over = ClosedRows(closed)
     rows = tables.rows.c
-    wanted = sa.and_(rows.batch_id == WAITING, *map(_outside(tables), closed))
+    wanted = sa.and_(rows.batch_id == WAITING, passed_over.condition(tables))
+    after = 0
+    while True:
+        some = sa.and_(wanted, rows.id > after)
+        found, more = _first_rows(connection, tables, some, rows_max, bytes_max)
+        if passed_over.all_passed or not more or passed_over.has_open(found):
+            return found, more
+        after = found[-1].id
+
+
+def _first_rows(
+    connection: Connection,
+    tables: OutboxTables,
+    wanted: sa.ColumnElement[bool],
+    rows_max: int,
+    bytes_max: int,
+) -> tuple[list[OutboxRow], bool]:
+    """The first rows by their ids, and whether there are more."""
+    rows = tables.rows.c
     size = sa.func.length(rows.order_key) + sa.func.length(rows.value)
     first = (
         sa.select(rows.id, (size + sa.func.length(rows.properties)).label("size"))
@@ -90,19 +111,6 @@ def waiting(
         totals = accumulate(row.size for row in sizes)
         last_id = sizes[max(1, sum(1 for total in totals if total <= bytes_max)) - 1].id
     return _read(connection, tables, sa.and_(wanted, rows.id <= last_id)), more
-
-
-def _outside(tables: OutboxTables) -> Any:
-    rows = tables.rows.c
-
-    def condition(closed: SubjectRange) -> sa.ColumnElement[bool]:
-        return sa.or_(
-            rows.subject != closed.subject,
-            rows.logical < closed.start,
-            rows.logical >= closed.end,
-        )
-
-    return condition
 
 
 def _read(
