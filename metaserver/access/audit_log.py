@@ -71,9 +71,11 @@ class AuditLog:
     async def _remove(self) -> None:
         oldest_ms = self._clock.wall_ms() - self.retention_ms
         try:
-            await self._database.write(
-                remove_events, older_than_ms=oldest_ms, rows_max=self.rows_max
-            )
+            more = True
+            while more:
+                more = await self._database.write(
+                    remove_events, older_than_ms=oldest_ms, rows_max=self.rows_max
+                )
         except StorageError as error:
             log.warning("old events of the audit log are not removed: %s", error.message)
 

@@ -28,7 +28,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/access/test_access.py": "app",
     },
     "metaserver/access": {
-        "integration/access/test_access.py": "book_rows off rows targets",
+        "integration/access/test_access.py": "book_rows off targets",
         "integration/access/test_audit.py": "audit_log",
         "integration/access/test_quotas.py": "quota_rows",
     },
@@ -213,7 +213,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/outbox/test_outbox.py": (
             "admin client commits database drainer routes waiters"
         ),
-        "unit/outbox/test_tables.py": "rows",
     },
     "producer": {
         "integration/clients/test_producer.py": "client",

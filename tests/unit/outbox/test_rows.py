@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from keylane.outbox import closed_rows
+from keylane.outbox import rows as outbox_rows
 from keylane.outbox.assignment import SubjectRange
 from keylane.outbox.rows import waiting
 from keylane.outbox.tables import OutboxTables
@@ -84,7 +84,7 @@ def test_waiting_rows_are_those_outside_of_closed_ranges_in_the_order_of_ids(con
 def test_waiting_row_is_read_behind_more_closed_ranges_than_a_statement_takes(
     connection, monkeypatch, limit
 ):
-    monkeypatch.setattr(closed_rows, limit, 1)
+    monkeypatch.setattr(outbox_rows, limit, 1)
     add(connection, [(f"s{n % 4}", 7) for n in range(40)] + [("live", 7)])
     closed = [SubjectRange(f"s{number}", 0, 8) for number in range(4)]
     rows, more = read(connection, closed, rows_max=5)
