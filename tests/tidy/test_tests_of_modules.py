@@ -210,7 +210,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "outbox": {
         "integration/outbox/test_lost_partitions.py": "partition_sender",
-        "integration/outbox/test_outbox.py": ("admin client commits database routes waiters"),
+        "integration/outbox/test_outbox.py": ("admin client commits database waiters"),
     },
     "producer": {
         "integration/clients/test_producer.py": "client",
