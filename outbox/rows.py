@@ -154,7 +154,7 @@ class ClosedRows:
     def condition(self, tables: OutboxTables) -> sa.ColumnElement[bool]:
         """True of rows that are to be read."""
         rows = tables.rows.c
-        conditions = []
+        conditions: list[sa.ColumnElement[bool]] = []
         if self._whole:
             conditions.append(rows.subject.not_in(self._whole))
         if self._parts:
