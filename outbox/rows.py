@@ -81,7 +81,9 @@ def waiting(
     after = 0
     while True:
         some = sa.and_(wanted, rows.id > after)
-        page, more = _first_rows(connection, tables, some, rows_max, bytes_max)
+        page, more = _first_rows(
+            connection, tables, some, rows_max, bytes_max, options=passed_over.execution_options
+        )
         if passed_over.all_passed or not more or passed_over.has_open(page):
             return page, more
         after = page[-1].id
@@ -93,6 +95,8 @@ def _first_rows(
     wanted: sa.ColumnElement[bool],
     rows_max: int,
     bytes_max: int,
+    *,
+    options: dict[str, Any],
 ) -> tuple[list[OutboxRow], bool]:
     """The first rows by their ids, and whether there are more."""
     rows = tables.rows.c
@@ -105,16 +109,18 @@ def _first_rows(
     )
     part = first.subquery()
     last_id, count, total = connection.execute(
-        sa.select(sa.func.max(part.c.id), sa.func.count(), sa.func.sum(part.c.size))
+        sa.select(sa.func.max(part.c.id), sa.func.count(), sa.func.sum(part.c.size)),
+        execution_options=options,
     ).one()
     if not count:
         return [], False
     more = count == rows_max or total > bytes_max
     if total > bytes_max:
-        sizes = connection.execute(first).all()
+        sizes = connection.execute(first, execution_options=options).all()
         totals = accumulate(row.size for row in sizes)
         last_id = sizes[max(1, sum(1 for total in totals if total <= bytes_max)) - 1].id
-    return _read(connection, tables, sa.and_(wanted, rows.id <= last_id)), more
+    wanted = sa.and_(wanted, rows.id <= last_id)
+    return _read(connection, tables, wanted, options), more
 
 
 class ClosedRows:
@@ -147,6 +153,11 @@ class ClosedRows:
                 self._left[subject] = ranges
 
     @property
+    def execution_options(self) -> dict[str, Any]:
+        """Of a statement with `condition`: with ranges as text it is another one each time, which no cache shall keep."""
+        return {"compiled_cache": None} if self._parts else {}
+
+    @property
     def all_passed(self) -> bool:
         """True if a statement with `condition` selects no row that waits."""
         return not self._left
@@ -159,9 +170,7 @@ class ClosedRows:
             conditions.append(rows.subject.not_in(self._whole))
         if self._parts:
             cases = {
-                subject: sa.case(
-                    (sa.or_(*(_in(rows.logical, each) for each in ranges)), 0), else_=1
-                )
+                subject: sa.case((_in_any(ranges), 0), else_=1)
                 for subject, ranges in self._parts.items()
             }
             conditions.append(sa.case(cases, value=rows.subject, else_=1) == 1)
@@ -181,17 +190,17 @@ def _is_whole(ranges: Sequence[SubjectRange]) -> bool:
     return ranges[0].start == 0 and ranges[0].end == LOGICAL_PARTITIONS
 
 
-def _in(logical: sa.ColumnElement[int], closed: SubjectRange) -> sa.ColumnElement[bool]:
-    return logical.between(_number(closed.start), _number(closed.end - 1))
-
-
-def _number(value: int) -> sa.BindParameter[int]:
-    """Written into the statement: its parameters are counted."""
-    return sa.bindparam(None, value, sa.Integer, literal_execute=True)
+def _in_any(ranges: Iterable[SubjectRange]) -> sa.ColumnElement[bool]:
+    """True of logical partitions in these ranges, as text: hundreds of parameters cost more than the look."""
+    text = " OR ".join(f"logical BETWEEN {each.start:d} AND {each.end - 1:d}" for each in ranges)
+    return sa.literal_column(f"({text})", sa.Boolean)
 
 
 def _read(
-    connection: Connection, tables: OutboxTables, wanted: sa.ColumnElement[bool]
+    connection: Connection,
+    tables: OutboxTables,
+    wanted: sa.ColumnElement[bool],
+    options: dict[str, Any] | None = None,
 ) -> list[OutboxRow]:
     rows = tables.rows.c
     selected = connection.execute(
@@ -205,7 +214,8 @@ def _read(
             rows.added_at_ns,
         )
         .where(wanted)
-        .order_by(rows.id)
+        .order_by(rows.id),
+        execution_options=options,
     )
     return [OutboxRow(*row) for row in selected]
 

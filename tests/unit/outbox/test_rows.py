@@ -92,6 +92,14 @@ def test_waiting_row_is_read_behind_more_closed_ranges_than_a_statement_takes(
     assert not more
 
 
+def test_statement_of_ranges_is_kept_in_no_cache(connection):
+    """Each round has other ones, and a text of up to 5,000 ranges: 500 of them would stay in the memory of the program."""
+    add(connection, [("s", 1), ("s", 2)])
+    for start in range(3, 103):
+        assert len(read(connection, [SubjectRange("s", 2, start)])[0]) == 1
+    assert len(connection.engine._compiled_cache or ()) < 20
+
+
 def test_look_past_waiting_rows_costs_about_the_same_when_four_or_hundreds_of_subjects_wait(
     connection,
 ):
