@@ -30,6 +30,7 @@ from ..protocol.http.quotas import (
     UnsetQuota,
 )
 from ..protocol.ids import check_name
+from ..protocol.reading.instants import since_1970_ms
 from .arguments import checked
 from .calls import ClusterCalls
 
@@ -206,4 +207,4 @@ def _instant(name: str, at: datetime | None) -> int:
         return 0
     if at.tzinfo is None:
         raise InvalidRequestError(f"{name} needs a time zone: {at.isoformat()}")
-    return int(at.timestamp() * 1000)
+    return since_1970_ms(at)

@@ -17,6 +17,7 @@ from ..protocol.address import addresses_of
 from ..protocol.errors import ConfigError
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.ids import Subject, check_name, check_offset
+from ..protocol.reading.instants import since_1970_ms
 from ..protocol.text import is_not_a_time
 from .json_values import json_values
 from .planner import PlannedRange
@@ -125,7 +126,7 @@ def _bound(name: str, given: Place, default: Edge) -> ReadBound:
 
 def _point(name: str, given: str | datetime) -> Point:
     if isinstance(given, datetime) and not is_not_a_time(given) and given.utcoffset() is not None:
-        return StoredAt(int(given.timestamp() * 1000))
+        return StoredAt(since_1970_ms(given))
     if isinstance(given, str) and given.startswith(_GROUP):
         return CursorOf(check_name("consumer group", given.removeprefix(_GROUP)))
     if not isinstance(given, str) or given not in set(Edge):

@@ -119,22 +119,28 @@ FormatOption = Annotated[
 ]
 
 
+END_MS = 253_402_300_800_000
+"""The year 10000 in UTC, which no datetime has."""
+
+
 def parse_time(text: str) -> int:
     """
     Milliseconds since 1970 of a date and time in ISO 8601; UTC if it names no zone.
 
     Raises:
-        ConfigError: not a time, or a time before 1970.
+        ConfigError: not a time, or a time before 1970 or after 9999 in UTC.
     """
     from datetime import UTC, datetime
+
+    from ..protocol.reading.instants import since_1970_ms
 
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
         time = None
     if time is not None:
-        at_ms = int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
-        if at_ms >= 0:
+        at_ms = since_1970_ms(time if time.tzinfo else time.replace(tzinfo=UTC))
+        if 0 <= at_ms < END_MS:
             return at_ms
     raise ConfigError(f"not a time such as 2024-05-31T12:00:00: {text[:80]!r}")
 

@@ -32,6 +32,8 @@ from .tables import OutboxTables
 from .waiters import RowWaiters
 
 log = logging.getLogger("keylane.outbox")
+SUBJECTS_KEPT = 1_000
+"""Subjects whose routes and senders are kept while nothing is to be sent: a program may name ever new ones for months."""
 
 
 class Drainer:
@@ -63,6 +65,8 @@ class Drainer:
         self._closing = False
         self.token: int | None = None
         self.senders: dict[int, PartitionSender] = {}
+        self._by_subject: dict[str, list[PartitionSender]] = {}
+        """The same senders: each round asks for those of each subject."""
         self._settled = SettledBatches()
         self._halted_keys: set[SubjectKey] = set()
         self._confirmed: set[str] = set()
@@ -150,6 +154,9 @@ class Drainer:
         self._waiters.settle(settled, outcome.refused)
         self._apply(outcome)
         await self._close_idle_senders()
+        if self.token is None and len(self._routes.known) > SUBJECTS_KEPT:
+            await self._close_senders()
+            self._routes.known.clear()
 
     def _apply(self, outcome: RoundOutcome) -> None:
         self.token = outcome.token
@@ -247,13 +254,13 @@ class Drainer:
             self._lead(subject, known)
 
     async def _close_senders(self) -> None:
-        senders, self.senders = list(self.senders.values()), {}
+        senders, self.senders, self._by_subject = list(self.senders.values()), {}, {}
         for sender in senders:
             await sender.close()
 
     # ── senders ────────────────────────────────────────────────────────────────────────────────────────
     def _senders_of(self, subject: str) -> list[PartitionSender]:
-        return [sender for sender in self.senders.values() if sender.subject == subject]
+        return self._by_subject.get(subject, [])
 
     def _sender(self, subject: str, partition_id: int) -> PartitionSender:
         sender = self.senders.get(partition_id)
@@ -267,6 +274,7 @@ class Drainer:
                 rng=self._rng,
                 new_session=self._new_session,
             )
+            self._by_subject.setdefault(subject, []).append(sender)
         return sender
 
     async def _close_idle_senders(self) -> None:
@@ -279,6 +287,7 @@ class Drainer:
                 and not (sender.listed or sender.batches)
             ):
                 del self.senders[partition_id]
+                self._by_subject[sender.subject].remove(sender)
                 await sender.close()
 
     def stored(self, batch: OutboxBatch) -> None:

@@ -6,12 +6,13 @@ Every function belongs in a transaction that has checked the token of the lease,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from ..protocol.limits import LOGICAL_PARTITIONS
 from .assignment import SubjectKey, SubjectRange
 from .batches import OutboxBatch, OutboxRow, SendSession
 from .lease import TokenPassedError
@@ -20,6 +21,10 @@ from .tables import FAILED, HALTED, REFUSED, WAITING, OutboxTables
 FAILURE_CHARS_MAX = 500
 IDS_AT_ONCE = 5_000
 """Parameters of one statement; SQLite takes 32,766."""
+SUBJECTS_MAX = 10_000
+"""Subjects of a statement, each a parameter: SQLite and PostgreSQL take some 32,000."""
+RANGES_MAX = 5_000
+"""Ranges of a statement, each 50 to 70 bytes of text: SQLite takes a million."""
 
 
 def insert_of(tables: OutboxTables) -> sa.Insert:
@@ -66,11 +71,35 @@ def waiting(
     They begin with the lowest id each time: a row whose id is low and that was committed late is found before newer ones.
 
     Args:
-        closed: ranges whose rows are passed over.
+        closed: ranges whose rows are passed over; those of one subject follow each other.  Of more than a statement has
+            room for some rows are returned, and others behind them.
         bytes_max: of keys, values and properties; the first row is read in any case.
     """
+    passed_over = ClosedRows(closed)
     rows = tables.rows.c
-    wanted = sa.and_(rows.batch_id == WAITING, *map(_outside(tables), closed))
+    wanted = sa.and_(rows.batch_id == WAITING, passed_over.condition(tables))
+    after = 0
+    while True:
+        some = sa.and_(wanted, rows.id > after)
+        page, more = _first_rows(
+            connection, tables, some, rows_max, bytes_max, options=passed_over.execution_options
+        )
+        if passed_over.all_passed or not more or passed_over.has_open(page):
+            return page, more
+        after = page[-1].id
+
+
+def _first_rows(
+    connection: Connection,
+    tables: OutboxTables,
+    wanted: sa.ColumnElement[bool],
+    rows_max: int,
+    bytes_max: int,
+    *,
+    options: dict[str, Any],
+) -> tuple[list[OutboxRow], bool]:
+    """The first rows by their ids, and whether there are more."""
+    rows = tables.rows.c
     size = sa.func.length(rows.order_key) + sa.func.length(rows.value)
     first = (
         sa.select(rows.id, (size + sa.func.length(rows.properties)).label("size"))
@@ -80,33 +109,98 @@ def waiting(
     )
     part = first.subquery()
     last_id, count, total = connection.execute(
-        sa.select(sa.func.max(part.c.id), sa.func.count(), sa.func.sum(part.c.size))
+        sa.select(sa.func.max(part.c.id), sa.func.count(), sa.func.sum(part.c.size)),
+        execution_options=options,
     ).one()
     if not count:
         return [], False
     more = count == rows_max or total > bytes_max
     if total > bytes_max:
-        sizes = connection.execute(first).all()
+        sizes = connection.execute(first, execution_options=options).all()
         totals = accumulate(row.size for row in sizes)
         last_id = sizes[max(1, sum(1 for total in totals if total <= bytes_max)) - 1].id
-    return _read(connection, tables, sa.and_(wanted, rows.id <= last_id)), more
+    wanted = sa.and_(wanted, rows.id <= last_id)
+    return _read(connection, tables, wanted, options), more
 
 
-def _outside(tables: OutboxTables) -> Any:
-    rows = tables.rows.c
+class ClosedRows:
+    """
+    Ranges whose rows wait: those that a statement passes over, and those that it has no room for.
 
-    def condition(closed: SubjectRange) -> sa.ColumnElement[bool]:
-        return sa.or_(
-            rows.subject != closed.subject,
-            rows.logical < closed.start,
-            rows.logical >= closed.end,
+    A subject whose rows all wait is an element of one list, which a database looks up once a row.  Subjects of which some
+    partitions wait are the cases of one CASE: a chain of ANDs over all of them is as deep as it is long, and SQLite refuses
+    expressions that are deeper than 1,000.
+    """
+
+    def __init__(self, closed: Iterable[SubjectRange]) -> None:
+        self._whole: list[str] = []
+        """Subjects that a statement passes over."""
+        self._parts: dict[str, list[SubjectRange]] = {}
+        """Ranges that a statement passes over."""
+        self._left: dict[str, list[SubjectRange]] = {}
+        """Ranges that no statement passes over."""
+        ranges_left = RANGES_MAX
+        for subject, group in groupby(closed, key=lambda each: each.subject):
+            ranges = list(group)
+            if len(self._whole) + len(self._parts) >= SUBJECTS_MAX:
+                self._left[subject] = ranges
+            elif _is_whole(ranges):
+                self._whole.append(subject)
+            elif len(ranges) <= ranges_left:
+                self._parts[subject] = ranges
+                ranges_left -= len(ranges)
+            else:
+                self._left[subject] = ranges
+
+    @property
+    def execution_options(self) -> dict[str, Any]:
+        """Of a statement with `condition`: with ranges as text it is another one each time, which no cache shall keep."""
+        return {"compiled_cache": None} if self._parts else {}
+
+    @property
+    def all_passed(self) -> bool:
+        """True if a statement with `condition` selects no row that waits."""
+        return not self._left
+
+    def condition(self, tables: OutboxTables) -> sa.ColumnElement[bool]:
+        """True of rows that are to be read."""
+        rows = tables.rows.c
+        conditions: list[sa.ColumnElement[bool]] = []
+        if self._whole:
+            conditions.append(rows.subject.not_in(self._whole))
+        if self._parts:
+            cases = {
+                subject: sa.case((_in_any(ranges), 0), else_=1)
+                for subject, ranges in self._parts.items()
+            }
+            conditions.append(sa.case(cases, value=rows.subject, else_=1) == 1)
+        return sa.and_(sa.true(), *conditions)
+
+    def has_open(self, selected: Iterable[OutboxRow]) -> bool:
+        """True if one of the rows that a statement selected does not wait."""
+        return any(
+            not any(
+                each.start <= row.logical < each.end for each in self._left.get(row.subject, ())
+            )
+            for row in selected
         )
 
-    return condition
+
+def _is_whole(ranges: Sequence[SubjectRange]) -> bool:
+    return ranges[0].start == 0 and ranges[0].end == LOGICAL_PARTITIONS
+
+
+def _in_any(ranges: Iterable[SubjectRange]) -> sa.ColumnElement[bool]:
+    """True of logical partitions in these ranges, as text: hundreds of parameters cost more than the look."""
+    text = " OR ".join(f"logical BETWEEN {each.start:d} AND {each.end - 1:d}" for each in ranges)
+    return sa.literal_column(f"({text})", sa.Boolean)
 
 
 def _read(
-    connection: Connection, tables: OutboxTables, wanted: sa.ColumnElement[bool]
+    connection: Connection,
+    tables: OutboxTables,
+    wanted: sa.ColumnElement[bool],
+    options: dict[str, Any] | None = None,
 ) -> list[OutboxRow]:
     rows = tables.rows.c
     selected = connection.execute(
@@ -120,7 +214,8 @@ def _read(
             rows.added_at_ns,
         )
         .where(wanted)
-        .order_by(rows.id)
+        .order_by(rows.id),
+        execution_options=options,
     )
     return [OutboxRow(*row) for row in selected]
 

@@ -32,6 +32,11 @@ from .tables import SinkTables
 
 MERGE_ROWS_MAX = 2_000
 """Rows that one merge looks at."""
+MERGE_BACK_ROWS = 4_000
+"""
+Rows below the cursor at which the first merge of an owner begins.  From the lowest row on, an owner that is followed soon
+would not come to the rows of its own, where each message that is left out of the fence has left a row for years.
+"""
 _MYSQL = ("mysql", "mariadb")
 DIALECTS = ("sqlite", "postgresql", *_MYSQL)
 
@@ -164,13 +169,18 @@ class Rows:
             self._connection.execute(raised)
         return fence_id
 
-    def merge(self, fence_id: int, mark: int, cursor: int) -> int:
+    def merge(self, fence_id: int, mark: int | None, cursor: int) -> int:
         """
         Merge rows of offsets in `[mark, cursor)`; returns the mark of the next merge.
 
         Rows that another transaction merges now are left to it.
+
+        Args:
+            mark: None in the first merge of an owner.
         """
         done = self._tables.done
+        if mark is None:
+            mark = self._first_mark(fence_id, cursor)
         ask = (
             sa.select(done.c.first_offset, done.c.next_offset)
             .where(
@@ -200,6 +210,19 @@ class Rows:
             return mark
         last_of_run = merges[-1].first_offset if merges and merges[-1].next_offset == ranges[-1][1] else ranges[-1][0]  # fmt: skip
         return max(mark, last_of_run)
+
+    def _first_mark(self, fence_id: int, cursor: int) -> int:
+        """Where the first merge of an owner begins: MERGE_BACK_ROWS below the cursor, or at the lowest row."""
+        done = self._tables.done
+        back = (
+            sa.select(done.c.first_offset)
+            .where(done.c.fence_id == fence_id, done.c.first_offset < cursor)
+            .order_by(done.c.first_offset.desc())
+            .limit(1)
+            .offset(MERGE_BACK_ROWS)
+        )
+        mark: int | None = self._connection.execute(back).scalar()
+        return mark or 0
 
     # ── statements ───────────────────────────────────────────────────────────────────────────────────
     def _around(self, fence_id: Any, offsets: Sequence[int]) -> Any:

@@ -149,7 +149,7 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
             fence_id = rows.record(look)
             delivery = self._deliveries[source]
             if delivery is not None and _passes_a_merge(look.left):
-                mark = _marks.get(delivery, 0)
+                mark = _marks.get(delivery)
                 _marks[delivery] = rows.merge(fence_id, mark, delivery.cursor)
 
     def _check_tables(self, connection: Connection) -> None:

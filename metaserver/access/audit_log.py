@@ -53,8 +53,9 @@ class AuditLog:
                 await asyncio.sleep(STORE_S)
                 await self.store()
                 if self._clock.boot_ms() - removed_ms >= REMOVE_S * 1000:
-                    removed_ms = self._clock.boot_ms()
-                    await self._remove()
+                    began_ms = self._clock.boot_ms()
+                    if not await self._remove():
+                        removed_ms = began_ms
         finally:
             await self.store()
 
@@ -68,14 +69,16 @@ class AuditLog:
                 log.warning("the audit log is not stored: %s", error.message)
                 return
 
-    async def _remove(self) -> None:
+    async def _remove(self) -> bool:
+        """Remove some old events; whether more are left, for the next turn: new ones are stored between."""
         oldest_ms = self._clock.wall_ms() - self.retention_ms
         try:
-            await self._database.write(
+            return await self._database.write(
                 remove_events, older_than_ms=oldest_ms, rows_max=self.rows_max
             )
         except StorageError as error:
             log.warning("old events of the audit log are not removed: %s", error.message)
+            return False
 
     def routes(self) -> list[ControlRoute]:
         """A route for each of `http.audit.AUDIT_CALLS`."""

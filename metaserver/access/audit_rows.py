@@ -12,6 +12,9 @@ from sqlalchemy.engine import Connection
 from ...protocol.http.audit import AuditEvent, AuditPage, AuditRow
 from ..sql.schema import access_audit
 
+ROWS_AT_ONCE = 10_000
+"""Rows that one transaction deletes: a statement on PostgreSQL has 10 s, and other writers wait."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditSearch:
@@ -55,9 +58,19 @@ def read_events(connection: Connection, search: AuditSearch) -> AuditPage:
     return AuditPage(rows=rows, before=rows[-1].audit_id if more else None)
 
 
-def remove_events(connection: Connection, *, older_than_ms: int, rows_max: int) -> int:
-    """Remove events from before a time, and the oldest above a number; returns how many."""
+def remove_events(connection: Connection, *, older_than_ms: int, rows_max: int) -> bool:
+    """
+    Remove events from before a time, and the oldest above a number.
+
+    Returns:
+        Whether more are left: the caller goes on in another transaction.
+    """
     columns = access_audit.c
     newest = connection.execute(sa.select(sa.func.max(columns.audit_id))).scalar_one() or 0
     old = (columns.at_ms < older_than_ms) | (columns.audit_id <= newest - rows_max)
-    return connection.execute(sa.delete(access_audit).where(old)).rowcount
+    some = list(
+        connection.execute(sa.select(columns.audit_id).where(old).limit(ROWS_AT_ONCE)).scalars()
+    )
+    if some:
+        connection.execute(sa.delete(access_audit).where(columns.audit_id.in_(some)))
+    return len(some) == ROWS_AT_ONCE

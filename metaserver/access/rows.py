@@ -4,6 +4,7 @@ Invariants
     Every change raises the version of the state, and gives it to the principal: what was signed before has ended.
     A token is stored as its SHA-256 only.
     Times are the metaserver's calendar: tokens have dates that people give.
+    A token that was revoked or has ended stays listed until its place is needed for a new one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ..sql.schema import (
     access_state,
     access_tokens,
 )
+from .book import CHANGED_MS
 
 TOKENS_MAX = 10_000
 PRINCIPALS_MAX = 10_000
@@ -62,14 +64,12 @@ def create_token(
     Raises:
         InvalidNameError
         InvalidRequestError: it would end before it begins, or has ended already.
-        OverloadedError: there are too many tokens or principals.
+        OverloadedError: there are too many tokens that may still be used, or too many principals.
     """
     check_name("principal", ask.principal)
     if ask.ends_at_ms and ask.ends_at_ms <= max(now_ms, ask.begins_at_ms):
         raise InvalidRequestError("the token would end before it begins, or has ended already")
-    count = sa.select(sa.func.count()).select_from(access_tokens)
-    if connection.execute(count).scalar_one() >= TOKENS_MAX:
-        raise OverloadedError("too many tokens", limit=TOKENS_MAX)
+    _make_room(connection, now_ms)
     touch(connection, ask.principal, now_ms)
     row = {
         "principal": ask.principal,
@@ -83,6 +83,34 @@ def create_token(
         sa.insert(access_tokens).values(row).returning(access_tokens.c.token_id)
     ).scalar_one()
     return _token(connection, token_id, now_ms)
+
+
+def _make_room(connection: Connection, now_ms: int) -> None:
+    """
+    Delete the token that was revoked first, else the one that ended first, if there are as many as there may be.
+
+    One at a time: a calendar that is wrong for a while costs few tokens that have not ended.
+
+    Raises:
+        OverloadedError: none was revoked, and none has ended.
+    """
+    tokens = access_tokens.c
+    count = sa.select(sa.func.count()).select_from(access_tokens)
+    if connection.execute(count).scalar_one() < TOKENS_MAX:
+        return
+    first_over = (
+        sa.select(tokens.token_id)
+        .where(_is_over(now_ms))
+        .order_by(sa.case((tokens.revoked_at > 0, 0), else_=1), tokens.revoked_at, tokens.ends_at)
+        .limit(1)
+    )
+    token_id = connection.execute(first_over).scalar()
+    if token_id is None:
+        raise OverloadedError(
+            f"there are {TOKENS_MAX:,} tokens, and none was revoked or has ended: revoke those that nothing uses",
+            limit=TOKENS_MAX,
+        )
+    connection.execute(sa.delete(access_tokens).where(tokens.token_id == token_id))
 
 
 def read_tokens(connection: Connection, principal: str | None, now_ms: int) -> list[TokenView]:
@@ -112,7 +140,7 @@ def grant(connection: Connection, ask: ChangeGrant, *, now_ms: int) -> None:
 
     Raises:
         InvalidNameError, InvalidRequestError
-        OverloadedError: the principal has as many as fit in a capability.
+        OverloadedError: the principal has as many as fit in a capability, or there are too many principals.
     """
     check_principal(ask.principal)
     check_grant(ask.grant)
@@ -177,11 +205,47 @@ def touch(connection: Connection, principal: str, now_ms: int) -> None:
     )
     if known.rowcount:
         return
-    count = sa.select(sa.func.count()).select_from(access_principals)
-    if connection.execute(count).scalar_one() >= PRINCIPALS_MAX:
-        raise OverloadedError("too many principals", limit=PRINCIPALS_MAX)
+    _make_room_for_principal(connection, now_ms)
     row = {"principal": principal, "version": version, "changed_at": now_ms}
     insert_new(connection, access_principals, row)
+
+
+def _make_room_for_principal(connection: Connection, now_ms: int) -> None:
+    """
+    Delete the principal that can do nothing for the longest time, with its tokens, if there are as many as there may be.
+
+    Raises:
+        OverloadedError: each has a right, or a token that was not revoked and has not ended.
+    """
+    count = sa.select(sa.func.count()).select_from(access_principals)
+    if connection.execute(count).scalar_one() < PRINCIPALS_MAX:
+        return
+    principals = access_principals.c
+    has_right = sa.exists().where(access_grants.c.principal == principals.principal)
+    has_token = sa.exists().where(
+        access_tokens.c.principal == principals.principal, sa.not_(_is_over(now_ms))
+    )
+    # A change is told to brokers until what was signed before it has ended.
+    idle = (
+        sa.select(principals.principal)
+        .where(sa.not_(has_right), sa.not_(has_token), principals.changed_at < now_ms - CHANGED_MS)
+        .order_by(principals.changed_at, principals.principal)
+        .limit(1)
+    )
+    principal = connection.execute(idle).scalar()
+    if principal is None:
+        raise OverloadedError(
+            f"there are {PRINCIPALS_MAX:,} principals, each with a right or a token that is in use: revoke what nothing uses",
+            limit=PRINCIPALS_MAX,
+        )
+    for table in (access_tokens, access_principals):
+        connection.execute(sa.delete(table).where(table.c.principal == principal))
+
+
+def _is_over(now_ms: int) -> sa.ColumnElement[bool]:
+    """True of tokens that were revoked, or have ended."""
+    tokens = access_tokens.c
+    return (tokens.revoked_at > 0) | ((tokens.ends_at > 0) & (tokens.ends_at <= now_ms))
 
 
 def _token(connection: Connection, token_id: int, now_ms: int) -> TokenView:

@@ -16,6 +16,9 @@ from sqlalchemy.engine import Connection
 from ..sql.dialect import now_ms
 from ..sql.schema import groups, sessions, subjects
 
+GROUPS_AT_ONCE = 5_000
+"""Groups of one statement: PostgreSQL takes 32,767 parameters."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleGroup:
@@ -59,9 +62,10 @@ _idle = (
 def note_idle(connection: Connection) -> None:
     """Begin to count for groups that have no session now."""
     ids = list(connection.execute(_newly_idle).scalars())
-    if ids:
+    for first in range(0, len(ids), GROUPS_AT_ONCE):
         # Looked at again under the locks: a join that held one may have begun a session.
-        here = sa.and_(groups.c.group_id.in_(ids), _without_session)
+        portion = ids[first : first + GROUPS_AT_ONCE]
+        here = sa.and_(groups.c.group_id.in_(portion), _without_session)
         connection.execute(sa.update(groups).where(here).values(idle_since=now_ms()))
 
 

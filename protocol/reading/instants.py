@@ -19,6 +19,15 @@ SKEW_MS = 1_000
 """An instant that is later than now by less counts as now: clocks of one cluster differ by so much."""
 
 
+def since_1970_ms(at: datetime) -> int:
+    """
+    The whole milliseconds since 1970 of a time with a zone, exactly.
+
+    `datetime.timestamp` is a float: from 2038 on a quarter of all milliseconds, multiplied, come out as the one before.
+    """
+    return (at - _BEGIN) // _MS
+
+
 def ago_ms(text: str) -> int | None:
     """The milliseconds of a text such as "-1h" or "-30s"; None if it is another text."""
     match = _AGO.fullmatch(text)
@@ -43,7 +52,7 @@ def instant_ms(given: datetime | timedelta | str, *, now_ms: int) -> int:
             raise InvalidRequestError(
                 f"{given.isoformat()} has no time zone: give datetime(…, tzinfo=UTC), or .astimezone()"
             )
-        at_ms = (given - _BEGIN) // _MS
+        at_ms = since_1970_ms(given)
     elif isinstance(given, timedelta):
         at_ms = now_ms + given // _MS
     else:

@@ -28,7 +28,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/access/test_access.py": "app",
     },
     "metaserver/access": {
-        "integration/access/test_access.py": "book_rows off rows targets",
+        "integration/access/test_access.py": "book_rows off targets",
         "integration/access/test_audit.py": "audit_log",
         "integration/access/test_quotas.py": "quota_rows",
     },
@@ -211,10 +211,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "outbox": {
         "integration/outbox/test_lost_partitions.py": "partition_sender",
-        "integration/outbox/test_outbox.py": (
-            "admin client commits database drainer routes waiters"
-        ),
-        "unit/outbox/test_tables.py": "rows",
+        "integration/outbox/test_outbox.py": ("admin client commits database waiters"),
     },
     "producer": {
         "integration/clients/test_producer.py": "client",

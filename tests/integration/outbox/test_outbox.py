@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from keylane import CodecError, Consumer, JsonCodec
-from keylane.outbox import Outbox, OutboxSettings, create_tables, upkeep
+from keylane.outbox import Outbox, OutboxSettings, create_tables, drainer, upkeep
 from keylane.protocol.errors import ClosedError, Fate
 from keylane.protocol.operations import OperationKind, Reshape
 from support.cluster import Cluster
@@ -99,6 +99,34 @@ async def test_rows_are_sent_at_once_when_a_connection_commits(shared_cluster, e
                 await savepoint.rollback()
         await drained(engine)
     await shared_cluster.check_history(subject, {b"k": [b"a", b"b", b"c", b"d"]})
+
+
+async def test_outbox_keeps_no_sender_for_each_subject_of_its_life(
+    shared_cluster, sqlite, monkeypatch
+):
+    """A program that names a subject for each customer had the tasks of all partitions that it ever sent to."""
+    monkeypatch.setattr(drainer, "SUBJECTS_KEPT", 2)
+    life = f"life-{next(numbers)}"
+    sent: dict[str, list[bytes]] = {}
+    async with Outbox(shared_cluster.meta, sqlite, settings=SETTINGS) as outbox:
+        for turn in range(9):
+            name = f"{life}.{turn % 8}"
+            if name not in sent:
+                await shared_cluster.create(name, partitions=1)
+            await outbox.send(name, b"%d" % turn, key=b"k")
+            sent.setdefault(name, []).append(b"%d" % turn)
+            await drained(sqlite)
+        async with asyncio.timeout(60):
+            while len(_senders(life)) > 3:
+                await asyncio.sleep(0.02)
+    for name, values in sent.items():
+        await shared_cluster.check_history(name, {b"k": values})
+
+
+def _senders(prefix: str) -> list[str]:
+    """The running tasks that send to partitions of these subjects."""
+    names = [task.get_name() for task in asyncio.all_tasks()]
+    return [name for name in names if name.startswith(f"outbox {prefix}")]
 
 
 async def test_rows_of_threads_are_sent_from_a_plain_engine(shared_cluster, tmp_path, subject):

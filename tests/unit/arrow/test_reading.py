@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 
 import pandas as pd
 import pyarrow as pa
 import pytest
 
 import keylane.arrow
+from keylane.arrow import reading
+from keylane.arrow.selection import StoredAt
 from keylane.protocol.errors import (
     ConfigError,
     DataLossError,
@@ -154,3 +157,12 @@ print(rows, {{"pyspark", "pandas"}} & set(sys.modules))
         [sys.executable, "-c", program], check=False, capture_output=True, text=True
     )
     assert (done.stdout, done.stderr) == ("201 set()\n", "")
+
+
+def test_start_is_the_millisecond_that_is_given_after_2038():
+    """A quarter of all times meant the millisecond before, and gave messages that were stored in it."""
+    begin = datetime(2039, 1, 1, tzinfo=UTC)
+    begin_ms = int(begin.timestamp()) * 1_000
+    given = [begin + timedelta(milliseconds=ms) for ms in range(1_000)]
+    wanted = [StoredAt(begin_ms + ms) for ms in range(1_000)]
+    assert [reading._point("start", at) for at in given] == wanted

@@ -2,13 +2,15 @@
 
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from keylane.cli.commands.dev import broker_count, prepare_data
 from keylane.cli.demo.run import open_folder
+from keylane.cli.options import parse_time
 from keylane.cli.usage import asks_for_json
-from keylane.protocol.errors import DataFolderError
+from keylane.protocol.errors import ConfigError, DataFolderError
 
 
 def test_brokers_with_data_in_the_folder_are_counted(tmp_path):
@@ -66,3 +68,21 @@ def test_help_loads_little():
 def test_json_is_asked_for_by_the_options(line, asked):
     """Whether JSON was asked for is known even of a command line that makes no sense."""
     assert asks_for_json(line.split()) is asked
+
+
+@pytest.mark.parametrize("year", [1970, 2024, 2039, 2106, 9999])
+def test_time_is_read_to_the_millisecond_in_every_year(year):
+    """From 2038 on a quarter of all times were read as the millisecond before."""
+    begin = datetime(year, 1, 1, tzinfo=UTC)
+    begin_ms = (begin.toordinal() - datetime(1970, 1, 1, tzinfo=UTC).toordinal()) * 86_400_000
+    for ms in range(1_000):
+        text = (begin + timedelta(milliseconds=ms)).isoformat()
+        assert parse_time(text) == begin_ms + ms
+        assert parse_time(text.removesuffix("+00:00")) == begin_ms + ms
+
+
+@pytest.mark.parametrize("text", ["9999-12-31T23:59:59-14:00", "1969-12-31T23:59:59", "soon"])
+def test_time_is_refused_when_no_calendar_in_utc_has_it(text):
+    """One in the year 10000 ended the command with a traceback."""
+    with pytest.raises(ConfigError, match="not a time such as"):
+        parse_time(text)

@@ -191,6 +191,36 @@ def test_rows_are_merged_below_the_cursor(engine):
     assert done(engine) == [(0, 255), (256, 512), (512, 513)]
 
 
+def test_rows_of_an_owner_are_merged_when_many_below_cannot_be(engine):
+    """Consumers that are replaced soon merged only the oldest rows, and left a row for each of their messages."""
+    effects(engine, [0], GroupDelivery())
+    left_out = [
+        {"fence_id": 1, "first_offset": offset, "next_offset": offset + 1}
+        for offset in range(2, 50_000, 2)
+    ]
+    with engine.begin() as connection:
+        connection.execute(sa.insert(TABLES.done), left_out)
+    rows_before = len(done(engine))
+    for first in range(50_000, 58_000, 2_000):
+        delivery = GroupDelivery()
+        with engine.begin() as connection:
+            for start in range(first, first + 2_000, 50):
+                delivery.cursor = start
+                messages = [
+                    delivered(offset, token=2, delivery=delivery)
+                    for offset in range(start, start + 50, 2)
+                ]
+                with fenced_batch(connection, messages):
+                    pass
+                messages = [
+                    delivered(message.offset + 1, token=2, delivery=delivery)
+                    for message in messages
+                ]
+                with fenced_batch(connection, messages):
+                    pass
+    assert len(done(engine)) - rows_before < 1_000
+
+
 async def test_effects_are_forgotten_when_an_operator_asks(engine):
     effect(engine, delivered(3, token=2))
     effect(engine, delivered(3, token=2, delivery=GroupDelivery(group="another")))

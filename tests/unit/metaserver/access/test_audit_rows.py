@@ -6,6 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from keylane.metaserver.access import audit_rows
 from keylane.metaserver.access.audit_rows import (
     AuditSearch,
     append_events,
@@ -50,11 +51,27 @@ def test_pages_go_from_the_newest_to_the_oldest(engine: sa.Engine):
         assert not read_events(connection, search(subject="other")).rows
 
 
+def times(connection: sa.Connection) -> list[int]:
+    return [row.event.at_ms for row in read_events(connection, search(limit=100)).rows]
+
+
 def test_old_events_and_those_above_the_number_are_removed(engine: sa.Engine):
     with engine.begin() as connection:
-        assert remove_events(connection, older_than_ms=5, rows_max=10) == 0
+        assert not remove_events(connection, older_than_ms=5, rows_max=10)
         append_events(connection, events(10))
-        assert remove_events(connection, older_than_ms=3, rows_max=1_000) == 3
-        assert remove_events(connection, older_than_ms=0, rows_max=4) == 3
-        left = read_events(connection, search(limit=100)).rows
-        assert [row.event.at_ms for row in left] == [9, 8, 7, 6]
+        assert not remove_events(connection, older_than_ms=3, rows_max=1_000)
+        assert times(connection) == [9, 8, 7, 6, 5, 4, 3]
+        assert not remove_events(connection, older_than_ms=0, rows_max=4)
+        assert times(connection) == [9, 8, 7, 6]
+
+
+def test_events_are_removed_in_parts_when_many_are_old(engine: sa.Engine, monkeypatch):
+    """In one statement, which PostgreSQL ends after 10 s, those of a metaserver that was off for months were never removed."""
+    monkeypatch.setattr(audit_rows, "ROWS_AT_ONCE", 4)
+    with engine.begin() as connection:
+        append_events(connection, events(10))
+        left = []
+        while remove_events(connection, older_than_ms=9, rows_max=1_000):
+            left.append(len(times(connection)))
+        assert left == [6, 2]
+        assert times(connection) == [9]

@@ -8,7 +8,13 @@ import pandas as pd
 import pytest
 
 from keylane import ConfigError, GroupStart, InvalidRequestError, StartAt
-from keylane.protocol.reading.instants import ago_ms, group_start, instant_ms, read_instant
+from keylane.protocol.reading.instants import (
+    ago_ms,
+    group_start,
+    instant_ms,
+    read_instant,
+    since_1970_ms,
+)
 
 NOW_MS = 1_700_000_000_000
 
@@ -91,3 +97,13 @@ def test_text_is_an_instant_when_it_says_how_long_ago_or_names_its_zone():
 def test_text_is_refused_when_it_is_no_instant_that_has_passed(text):
     with pytest.raises(InvalidRequestError):
         read_instant(text, now_ms=1_800_000_000_000)
+
+
+@pytest.mark.parametrize("year", [1, 1969, 1970, 2039, 9999])
+def test_milliseconds_of_a_time_are_exact_in_every_year(year):
+    begin = datetime(year, 1, 1, tzinfo=UTC)
+    begin_ms = (begin.toordinal() - datetime(1970, 1, 1, tzinfo=UTC).toordinal()) * 86_400_000
+    times = [begin + timedelta(milliseconds=ms) for ms in range(1_000)]
+    assert [since_1970_ms(at) - begin_ms for at in times] == list(range(1_000))
+    zone = timezone(timedelta(hours=14))
+    assert since_1970_ms(datetime(year, 1, 1, 14, tzinfo=zone)) == begin_ms
