@@ -34,8 +34,7 @@ async def test_message_is_printed_when_the_output_lacks_its_characters(
 ):
     """`read` and `consume` ended with a traceback, `consume` at the same message each time."""
     subject = f"emoji-{command}"
-    async with Admin(shared_cluster.meta) as admin:
-        await admin.create_subject(subject, partitions=1)
+    await shared_cluster.create(subject, partitions=1)
     async with Producer(shared_cluster.meta) as producer:
         await producer.send(subject, "wért 😀".encode(), key="ключ".encode())
     form = {
@@ -51,8 +50,7 @@ async def test_message_is_printed_when_the_output_lacks_its_characters(
 async def test_read_finds_a_key_when_it_is_no_utf_8(shared_cluster: Cluster):
     """`produce --key` takes any bytes; `read --key` ended with a traceback."""
     subject = "keys-of-bytes"
-    async with Admin(shared_cluster.meta) as admin:
-        await admin.create_subject(subject, partitions=2)
+    await shared_cluster.create(subject, partitions=2)
     sent = keylane(shared_cluster.meta, "produce", subject, "--key", b"\xff\xfe", "paid")
     assert sent.returncode == 0, sent.stderr
     ran = keylane(shared_cluster.meta, "read", subject, "--key", b"\xff\xfe", "--format", "{value}")
@@ -62,8 +60,8 @@ async def test_read_finds_a_key_when_it_is_no_utf_8(shared_cluster: Cluster):
 async def test_name_of_a_client_is_refused_when_it_is_no_text(shared_cluster: Cluster):
     """`group suspend --client` ended with a traceback."""
     subject = "clients-of-bytes"
+    await shared_cluster.create(subject, partitions=1)
     async with Admin(shared_cluster.meta) as admin:
-        await admin.create_subject(subject, partitions=1)
         await admin.create_group(subject, "g")
     ran = keylane(shared_cluster.meta, "group", "suspend", subject, "g", "--client", b"\xff")
     assert ran.returncode == 1
