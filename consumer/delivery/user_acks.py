@@ -42,7 +42,8 @@ class UserAcks(ABC):
 
     def __reduce_ex__(self, _protocol: object) -> Any:
         # A handler may pass its message to a pool of processes, where no client is.
-        return copied_delivery(self)  # type: ignore[arg-type] - each subclass is a Delivery
+        delivery: Any = self  # each subclass is a Delivery
+        return copied_delivery(delivery)
 
     def __copy__(self) -> Self:
         return self
