@@ -52,6 +52,14 @@ def show_error(error: KeylaneError, form: OutputFormat) -> None:
         print("keylane: " + "\n".join(lines), file=sys.stderr)
 
 
+def show_full_output(error: OSError, form: OutputFormat) -> None:
+    """Say that standard output is a file on a full disk, and write no more to it.  Raises any other `error` again."""
+    if error.errno != errno.ENOSPC:
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    show_error(StorageError(f"the output cannot be written: {error.strerror}"), form)
+
+
 def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     """A table; a column whose name ends in # holds numbers and is aligned right."""
     from rich import box
@@ -141,10 +149,7 @@ def run(form: OutputFormat, work: Coroutine[Any, Any, None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        show_error(StorageError(f"the output cannot be written: {error.strerror}"), form)
+        show_full_output(error, form)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

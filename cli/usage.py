@@ -26,12 +26,18 @@ def asks_for_json(arguments: Sequence[str]) -> bool:
 def run_command_line(app: typer.Typer, program: str) -> None:
     """Run `app` with the words of the command line, and end the process with its status; 1 for a KeylaneError."""
     in_json = asks_for_json(sys.argv[1:])
+    form = OutputFormat.JSON if in_json else OutputFormat.TABLE
     try:
         _run_app(app, program, in_json=in_json)
     except KeylaneError as error:
         from .screen import show_error
 
-        show_error(error, OutputFormat.JSON if in_json else OutputFormat.TABLE)
+        show_error(error, form)
+        sys.exit(1)
+    except OSError as error:  # of --help and --version, which no command runs
+        from .screen import show_full_output
+
+        show_full_output(error, form)
         sys.exit(1)
 
 

@@ -23,6 +23,7 @@ from ..protocol.errors import (
     ClosedError,
     Fate,
     ForeignServerError,
+    InvalidRequestError,
     KeylaneError,
     MessageTooLargeError,
     NotSentError,
@@ -313,12 +314,7 @@ class HttpNetwork:
         bearer: str | None = None,
     ) -> T:
         self._check_open()
-        packed = b"" if body is None else encode_json(body)
-        if len(packed) > CONTROL_BYTES_MAX:
-            raise MessageTooLargeError(
-                f"{method} {path}: a body of {len(packed)} bytes, at most {CONTROL_BYTES_MAX}",
-                size_bytes=len(packed), limit_bytes=CONTROL_BYTES_MAX,
-            )  # fmt: skip
+        packed = _packed(f"{method} {path}", body, query)
         try:
             async with session.request(
                 method,
@@ -492,6 +488,21 @@ def _limits(timeout_ms: int) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(
         total=timeout_ms / 1000, sock_connect=CONNECT_SECONDS, ceil_threshold=math.inf
     )
+
+
+def _packed(call: str, body: object, query: Mapping[str, str] | None) -> bytes:
+    """The bytes of a body.  Raises InvalidRequestError, of text with a lone surrogate; MessageTooLargeError."""
+    try:
+        packed = b"" if body is None else encode_json(body)
+        "".join((query or {}).values()).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"{call}: not valid text: {error}") from None
+    if len(packed) > CONTROL_BYTES_MAX:
+        raise MessageTooLargeError(
+            f"{call}: a body of {len(packed)} bytes, at most {CONTROL_BYTES_MAX}",
+            size_bytes=len(packed), limit_bytes=CONTROL_BYTES_MAX,
+        )  # fmt: skip
+    return packed
 
 
 def _headers(bearer: str | None) -> dict[str, str]:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, NoReturn, Self
@@ -36,7 +44,7 @@ class TakenMessage(Generic[V]):
 
     __slots__ = ("_thread", "message")
 
-    def __init__(self, thread: LoopThread, message: Message[V]) -> None:
+    def __init__(self, thread: LoopThread | None, message: Message[V]) -> None:
         self._thread = thread
         self.message = message
         """The message of `keylane`."""
@@ -89,17 +97,53 @@ class TakenMessage(Generic[V]):
         """The properties; read only."""
         return self.message.properties
 
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags, in their order."""
+        return self.message.tags
+
+    @property
+    def group(self) -> str:
+        """The consumer group that got it; "" of a broadcast consumer."""
+        return self.message.group
+
+    @property
+    def queue(self) -> int:
+        """Number of its logic queue."""
+        return self.message.queue
+
+    @property
+    def logic_offset(self) -> int:
+        """Offset in the logic queue of a static subject."""
+        return self.message.logic_offset
+
     def decode(self) -> V:
         """The value, decoded by the codec of the consumer.  Raises CodecError."""
         return self.message.decode()
 
     def ack(self) -> None:
         """Ack the message.  Raises as `keylane.Message.ack` does."""
-        self._thread.run(self.message.ack)
+        self._run(self.message.ack)
 
     def nack(self, *, after_s: float = 0) -> None:
         """Give the message back.  Raises as `keylane.Message.nack` does."""
-        self._thread.run(partial(self.message.nack, after_s=after_s))
+        self._run(partial(self.message.nack, after_s=after_s))
+
+    def _run(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if self._thread is None:
+            call().send(None)  # of a copy: it is refused at once
+        else:
+            self._thread.run(call)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A pool of processes gets a copy, which has no thread to ack on.
+        return TakenMessage, (None, self.message)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self
 
 
 class SyncConsumer(Generic[V]):

@@ -10,6 +10,7 @@ Invariants
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -253,8 +254,26 @@ class RealFiles:
             raise DataFolderError(
                 f"cannot write in the data folder {self._root}: {error.strerror}", path=self._root
             ) from error
+        self._flock(fcntl.LOCK_EX)
+
+    def lock_to_read(self) -> None:
+        """
+        As `lock`, also of a folder in a file system that is mounted read only, as a snapshot of a disk is.
+
+        No broker writes such a folder here; one that has it by another mount is found by the lock.
+        """
         try:
-            fcntl.flock(self._lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.lock()
+        except DataFolderError as error:
+            if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EROFS:
+                raise
+            with suppress(FileNotFoundError):
+                self._lock_descriptor = os.open(self._path("lock"), os.O_RDONLY)
+                self._flock(fcntl.LOCK_SH)
+
+    def _flock(self, kind: int) -> None:
+        try:
+            fcntl.flock(self._lock_descriptor, kind | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._lock_descriptor)
             self._lock_descriptor = -1

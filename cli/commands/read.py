@@ -50,7 +50,7 @@ async def read_subject(
         subject,
         start=parse_bound(start),
         stop=None if stop is None else parse_bound(stop),
-        key=None if key is None else key.encode(),
+        key=None if key is None else key.encode(errors="surrogateescape"),
         partition=partition,
         tags=tags or None,
         follow=follow,

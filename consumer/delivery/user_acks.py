@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from operator import attrgetter
-from typing import Any
+from typing import Any, Self
 
 from ...protocol.errors import InvalidRequestError
 from ...protocol.message import Message
+from .copied import copied_delivery
 from .hand import Hand
 
 
@@ -38,6 +39,17 @@ class UserAcks(ABC):
         """May have messages that the user has and that are not in `_taken`."""
         self.takes_hand = self.runs
         """A message may be in a hand: none was given back that the user was not given again."""
+
+    def __reduce_ex__(self, _protocol: object) -> Any:
+        # A handler may pass its message to a pool of processes, where no client is.
+        delivery: Any = self  # each subclass is a Delivery
+        return copied_delivery(delivery)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self
 
     runs = False
     """It has `deadline_s`, and messages that are handled one after another may be told to `done_all` together."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, Self, TypeVar, overload
 
 import msgspec
 
@@ -57,11 +57,16 @@ class JsonCodec(Generic[T]):
         Raises:
             ConfigError: msgspec cannot decode values of this type.
         """
+        self._kind = kind
         self.encode = _checked(msgspec.json.Encoder().encode, kind)
         try:
             self.decode = msgspec.json.Decoder(kind).decode
         except TypeError as error:
             raise ConfigError(f"JsonCodec cannot decode {kind!r:.60}: {error}") from error
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Any]]:
+        # Pickled messages have their codec with them; what msgspec makes of the type cannot be pickled.
+        return type(self), (self._kind,)
 
 
 def _checked(encode: Callable[[Any], bytes], kind: Any) -> Callable[[Any], bytes]:

@@ -25,6 +25,9 @@ class RetryRule(enum.StrEnum):
 
 
 KIND_BY_CODE: dict[int, type[KeylaneError]] = {}
+_PACKAGE = __name__.partition(".")[0]
+_PARTS = frozenset({"details", "fate", "hint"})
+"""Attributes that `_rebuild` sets; the others are notes, and what a program has set."""
 
 
 V = TypeVar("V")
@@ -76,6 +79,8 @@ class KeylaneError(Exception):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "code" not in cls.__dict__ and cls.__module__.partition(".")[0] != _PACKAGE:
+            return  # a program's own kind of an error: its code says what its base is
         clash = KIND_BY_CODE.setdefault(cls.code, cls)
         assert clash is cls, f"code {cls.code} is both {clash.__name__} and {cls.__name__}"
 
@@ -98,7 +103,9 @@ class KeylaneError(Exception):
         return copy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.message, self.details, self.fate, self.hint))
+        parts = (type(self), self.message, self.details, self.fate, self.hint)
+        more = {name: value for name, value in vars(self).items() if name not in _PARTS}
+        return (_rebuild, parts, more) if more else (_rebuild, parts)
 
     def __str__(self) -> str:
         advice = f"\n  {self.hint}" if self.hint else ""

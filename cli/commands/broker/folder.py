@@ -32,12 +32,16 @@ TEXT_CHARS_MAX = 60
 
 
 @contextmanager
-def locked_folder(folder: Path, form: OutputFormat) -> Iterator[RealFiles]:
-    """The folder, locked while it is looked at; an error is shown and ends the command."""
+def locked_folder(folder: Path, form: OutputFormat, *, writes: bool = False) -> Iterator[RealFiles]:
+    """
+    The folder, locked while it is looked at; an error is shown and ends the command.
+
+    A folder that is mounted read only is refused where the caller `writes` in it.
+    """
     files = files_of(str(folder))
     try:
         read_identity(files)  # before the lock, which would make a folder that is missing
-        _lock(files, folder)
+        _lock(files, folder, writes=writes)
         yield files
     except KeylaneError as error:
         show_error(error, form)
@@ -46,10 +50,13 @@ def locked_folder(folder: Path, form: OutputFormat) -> Iterator[RealFiles]:
         files.close()
 
 
-def _lock(files: RealFiles, folder: Path) -> None:
+def _lock(files: RealFiles, folder: Path, *, writes: bool) -> None:
     """Raises DataFolderError."""
     try:
-        files.lock()
+        if writes:
+            files.lock()
+        else:
+            files.lock_to_read()
     except DataFolderError as error:
         if not isinstance(error.__cause__, BlockingIOError):
             raise

@@ -38,7 +38,7 @@ def _check(index: str) -> None:
 
 
 def _do(folder: Path, form: OutputFormat, work: Callable[[Files], list[IndexReport]]) -> None:
-    with locked_folder(folder, form) as files:
+    with locked_folder(folder, form, writes=True) as files:
         reports = work(files)
     if form is OutputFormat.JSON:
         show_json(reports)

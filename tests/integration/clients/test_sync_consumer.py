@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from operator import methodcaller
 
 import pytest
 
@@ -13,6 +17,7 @@ from keylane import (
     ClosedError,
     ConsumerSettings,
     InvalidRequestError,
+    JsonCodec,
     MixedUseError,
     SeekRefusedError,
 )
@@ -145,6 +150,31 @@ def test_batches_of_arrow_data_are_acked_and_given_back(shared_cluster: Cluster)
             if len(offsets) == 60:
                 break
     assert offsets == list(range(60))
+
+
+def test_message_is_worked_on_by_a_pool_of_processes(shared_cluster: Cluster):
+    """It was refused by pickle; its copy there decodes, and is acked here alone."""
+    asyncio.run(shared_cluster.create("sync-pool", partitions=1))
+    with Producer(shared_cluster.meta, codec=JsonCodec()) as producer:
+        producer.send("sync-pool", {"amount": 3}, key=b"k", tags=["eu"]).result()
+    with (
+        ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool,
+        Consumer(
+            shared_cluster.meta, subject="sync-pool", group="g", codec=JsonCodec()
+        ) as consumer,
+    ):
+        message = next(consumer)
+        assert pool.submit(methodcaller("decode"), message).result(60) == {"amount": 3}
+        carried = pool.submit(copy.copy, message).result(60)
+        for each in (message, carried):
+            assert (each.tags, each.group, each.queue, each.logic_offset) == (("eu",), "g", 0, 0)
+        for call in (carried.ack, carried.nack):
+            with pytest.raises(ClosedError, match="is a copy of message 0"):
+                call()
+        with pytest.raises(ClosedError):
+            consumer.ack([carried])
+        assert copy.deepcopy(message) is message
+        message.ack()
 
 
 def test_loop_over_a_consumer_that_was_never_open_is_refused():

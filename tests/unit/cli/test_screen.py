@@ -124,3 +124,19 @@ def test_run_shows_one_error_when_the_disk_of_the_output_is_full():
     assert ran.returncode == 1
     assert "the output cannot be written: No space left on device" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["produce", "--help"]])
+def test_help_shows_one_error_when_the_disk_of_the_output_is_full(arguments: list[str]):
+    """`--help` and `--version` ended with a traceback of thirty lines."""
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "keylane.cli", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("keylane: the output cannot be written: No space left on device")
+    assert "Traceback" not in ran.stderr

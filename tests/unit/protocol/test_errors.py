@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 
 import msgspec
@@ -183,11 +184,11 @@ def test_advice_about_a_deleted_subject_is_right_for_every_fate():
 
 
 def test_two_errors_cannot_share_a_code():
-    """A class that takes a code already given, or forgets to give one, does not come into being."""
+    """A class that takes a code already given, or of keylane that forgets to give one, does not come into being."""
     with pytest.raises(AssertionError, match="code 1130 is both"):
         type("OtherError", (errors.RefusedError,), {"code": 1130})
     with pytest.raises(AssertionError, match="code 1100 is both"):
-        type("CodelessError", (errors.RefusedError,), {})
+        type("CodelessError", (errors.RefusedError,), {"__module__": "keylane.protocol.errors.new"})
 
 
 def test_fates_of_the_unreachable():
@@ -221,3 +222,34 @@ def test_error_of_a_silent_broker_group_names_what_shows_it():
     assert "keylane broker list" in str(error)
     assert "address" not in str(error)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+class StockError(KeylaneError):
+    """A program's own error, which its code that catches a KeylaneError handles too."""
+
+
+class ShopNotSentError(NotSentError):
+    """A program's own kind of an error that has a code."""
+
+
+@pytest.mark.parametrize("kind", [StockError, ShopNotSentError])
+def test_error_of_a_program_has_the_code_of_its_base(kind):
+    """Its class statement raised an AssertionError; what servers send is still made into the base."""
+    error = kind("none left", item=3)
+    assert error.code == kind.__base__.code
+    assert errors.kind_of(error.code) is kind.__base__
+    assert type(through_pickle(error)) is kind
+    assert str(through_pickle(error)) == str(error)
+    assert type(over_the_control_plane(error)) is kind.__base__
+
+
+@pytest.mark.parametrize("way", [through_pickle, copy.copy, copy.deepcopy])
+def test_error_keeps_its_notes_and_what_a_program_has_set(way):
+    """As the errors of Python do, where a pool of processes or a task queue carries them."""
+    error = NotSentError("no way", address="a:1")
+    error.add_note("order 7")
+    error.seen_by = "till-3"
+    carried = way(error)
+    assert carried.__notes__ == ["order 7"]
+    assert carried.seen_by == "till-3"
+    assert (str(carried), carried.details, carried.fate) == (str(error), error.details, error.fate)

@@ -112,6 +112,16 @@ async def test_names_in_paths_arrive_whole(client, meta):
         assert meta.asked[-1][1] == {"subject": name}
 
 
+async def test_text_with_a_lone_surrogate_is_refused_before_it_is_sent(network, server, meta):
+    """Bytes of a command line that are no UTF-8; a UnicodeEncodeError named no call."""
+    broken = "\udcff"
+    with pytest.raises(InvalidRequestError, match="leave: not valid text"):
+        await MetaClient(network, [server.address], timeout_ms=2_000).leave(Leave(session=broken))
+    with pytest.raises(InvalidRequestError, match="/x: not valid text"):
+        await network.control("GET", server.address, "/x", Done, query={"name": broken}, timeout_ms=2_000)  # fmt: skip
+    assert meta.asked == []
+
+
 async def test_queries_of_a_route_arrive(client, meta):
     """Version and wait of a route are in its query."""
     with pytest.raises(SubjectUnknownError):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from keylane import InvalidRequestError, LeaseLostError
+from keylane.consumer.delivery.copied import CopiedDelivery
 from keylane.consumer.parking.redrive import RedriveDelivery
 from keylane.consumer.parking.retrying import RetryDelivery
 from keylane.consumer.pulling.careful import CarefulHandOut
@@ -372,3 +375,16 @@ def test_message_in_hand_of_sync_is_fenced_as_the_message_it_has(engine):
     with engine.begin() as connection, fenced(connection, taken) as todo:
         assert not todo, "it is done"
     assert entries(engine) == [1]
+
+
+def test_pickled_message_is_fenced_as_the_message(engine):
+    """As a pool of processes has it: done once, refused under an older token, also where rows are merged."""
+    for offset in range(70):
+        copied = CopiedDelivery(0, 0, None, "g", offset, 7, True)
+        carried = pickle.loads(pickle.dumps(delivered(offset, token=2, delivery=copied)))
+        assert effect(engine, carried)
+    assert not effect(engine, delivered(69, token=2))
+    late = CopiedDelivery(0, 0, None, "g", 0, 7, True)
+    with pytest.raises(EffectFencedError):
+        effect(engine, pickle.loads(pickle.dumps(delivered(70, token=1, delivery=late))))
+    assert entries(engine) == list(range(70))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, NewType, Protocol, TypedDict, TypeVar
@@ -85,3 +87,16 @@ def test_every_value_is_encoded_when_the_type_is_any(kind: Any):
 def test_classes_are_not_known_of_a_protocol():
     assert classes_of(Sized) is None
     assert classes_of(T) is None
+
+
+@pytest.mark.parametrize("way", [lambda codec: pickle.loads(pickle.dumps(codec)), copy.deepcopy])
+@pytest.mark.parametrize(
+    ("codec", "value"), [(JsonCodec(), {"a": 1}), (JsonCodec(Shipped), Shipped(3))]
+)
+def test_json_codec_works_when_it_was_pickled_or_copied(way, codec, value):
+    """A pickled message has its codec with it, which raised "cannot pickle 'msgspec.json.Encoder' object"."""
+    carried = way(codec)
+    assert carried.decode(carried.encode(value)) == value
+    if value == Shipped(3):
+        with pytest.raises(TypeError):
+            carried.encode({"id": 3})

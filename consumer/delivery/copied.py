@@ -1,0 +1,54 @@
+"""What a copy of a delivered message knows of its delivery in another process.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...protocol.codecs.codec import Codec
+from ...protocol.errors import ClosedError
+from ...protocol.message import Delivery, Message
+
+
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class CopiedDelivery:
+    """
+    The delivery of a message that was pickled: what the real one said then, without the client that takes acks.
+
+    A sink keeps what it knows of a delivery for as long as that lives, so it is compared by identity.
+    """
+
+    queue: int
+    logic_start: int
+    codec: Codec[Any] | None
+    group: str
+    cursor: int
+    leased_id: int
+    exclusive: bool
+
+    async def ack(self, message: Message) -> None:
+        """Refuse: raises ClosedError."""
+        error = ClosedError(
+            f"this is a copy of message {message.offset} of partition {message.partition_id}, made by pickle"
+        )
+        error.hint = (
+            "Ack or give back the message itself, in the process whose consumer delivered it."
+        )
+        raise error
+
+    async def nack(self, message: Message, after_s: float) -> None:
+        """Refuse: raises ClosedError."""
+        await self.ack(message)
+
+
+def copied_delivery(delivery: Delivery) -> tuple[type[CopiedDelivery], tuple[Any, ...]]:
+    """What `__reduce_ex__` of `delivery` returns; a codec that cannot be pickled raises its own error."""
+    return CopiedDelivery, (
+        delivery.queue,
+        delivery.logic_start,
+        delivery.codec,
+        delivery.group,
+        delivery.cursor,
+        delivery.leased_id,
+        delivery.exclusive,
+    )

@@ -1,0 +1,70 @@
+"""Copies of a delivered message: in the same process they are acked as it is, elsewhere they only read."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import weakref
+from asyncio import get_running_loop
+
+import pytest
+
+from keylane import JsonCodec
+from keylane.consumer.delivery.client_delivery import ClientDelivery
+from keylane.protocol.errors import ClosedError
+from keylane.protocol.message import Message
+
+
+class LoopClient:
+    """A pull client as pickle sees it: it has a future of the event loop."""
+
+    deadline_ns = 70
+    group, queue, logic_start, partition_id, exclusive = "g", 2, 100, 7, True
+    cursor = 4
+    codec = JsonCodec()
+
+    def __init__(self) -> None:
+        self.waits = get_running_loop().create_future()
+
+
+def delivered(*offsets: int) -> list[Message]:
+    delivery = ClientDelivery(LoopClient())
+    return [Message("s", b"k", b"[1]", at, 7, 0, 3, 2, b"", delivery) for at in offsets]
+
+
+async def test_pickled_message_says_what_the_message_said():
+    """A pool of processes raised "cannot pickle '_asyncio.Future' object"."""
+    message = delivered(5)[0]
+    carried = pickle.loads(pickle.dumps(message))
+    for each in (message, carried):
+        assert (each.key, each.value, each.offset, each.partition_id) == (b"k", b"[1]", 5, 7)
+        assert (each.group, each.queue, each.logic_offset) == ("g", 2, 105)
+        assert (each.fencing_token, each.attempt, each.decode()) == (3, 2, [1])
+        assert (each.delivery.leased_id, each.delivery.exclusive, each.delivery.cursor) == (
+            7,
+            True,
+            4,
+        )
+
+
+async def test_pickled_messages_share_a_delivery_that_a_sink_can_hold():
+    """What a sink knows of a delivery lives as long as that, and belongs to it alone."""
+    first, second = pickle.loads(pickle.dumps(delivered(5, 6)))
+    assert first.delivery is second.delivery
+    assert pickle.loads(pickle.dumps(first)).delivery != first.delivery
+    assert weakref.ref(first.delivery)() is first.delivery
+
+
+@pytest.mark.parametrize("call", ["ack", "nack"])
+async def test_pickled_message_refuses_an_ack(call):
+    carried = pickle.loads(pickle.dumps(delivered(5)[0]))
+    with pytest.raises(ClosedError, match="copy of message 5 of partition 7") as caught:
+        await getattr(carried, call)()
+    assert "in the process whose consumer delivered it" in caught.value.hint
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy])
+async def test_copy_in_the_process_is_of_the_same_delivery(way):
+    """Its ack counts as that of the message."""
+    message = delivered(5)[0]
+    assert way(message).delivery is message.delivery
