@@ -148,6 +148,9 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
             rows = Rows(connection, self._tables, source)
             fence_id = rows.record(look)
             delivery = self._deliveries[source]
+            # Behind the INSERT: a merge whose cursor is above the message had to come before it, so this look sees it.
+            if delivery is not None and (delivery.is_copied or look.left[0] < delivery.cursor):
+                rows.check_not_merged(fence_id, look)
             if delivery is not None and _passes_a_merge(look.left):
                 mark = _marks.get(delivery)
                 _marks[delivery] = rows.merge(fence_id, mark, delivery.cursor)

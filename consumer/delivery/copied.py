@@ -26,6 +26,11 @@ class CopiedDelivery:
     leased_id: int
     exclusive: bool
 
+    @property
+    def is_copied(self) -> bool:
+        """As Delivery says."""
+        return True
+
     async def ack(self, message: Message) -> None:
         """Refuse: raises ClosedError."""
         error = ClosedError(
