@@ -148,7 +148,7 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
             rows = Rows(connection, self._tables, source)
             fence_id = rows.record(look)
             delivery = self._deliveries[source]
-            # Behind the INSERT: a merge whose cursor is above the message had to come before it, so this look sees it.
+            # Asked behind the INSERT: with the cursor at or below a message, no merge took away the row that it met.
             if delivery is not None and (delivery.is_copied or look.left[0] < delivery.cursor):
                 rows.check_not_merged(fence_id, look)
             if delivery is not None and _passes_a_merge(look.left):
