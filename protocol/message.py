@@ -71,6 +71,11 @@ class Delivery(Protocol):
         """True if no other session has messages of the partition under the same token."""
         ...
 
+    @property
+    def is_copied(self) -> bool:
+        """True in another process than that of the client: `cursor` is what it was when the message was pickled."""
+        ...
+
     def ack(self, message: Message[Any]) -> Coroutine[Any, Any, None]:
         """Take the ack of a message that this client delivered."""
         ...

@@ -12,7 +12,8 @@ Invariants
     until its commit.
     After a fence was raised, what earlier owners have done is looked at once more before anything is recorded.
     An offset is in one row of `done` at most; merged are only offsets below the cursor, which come again only after a
-    reset.
+    reset.  A block that began before, of another try of the message, is refused: behind its INSERT it looks for rows
+    that have one of its offsets too.
 """
 
 from __future__ import annotations
@@ -152,6 +153,25 @@ class Rows:
             raise self._done(offsets[0]) from error
         return fence_id
 
+    def check_not_merged(self, fence_id: int, look: Look) -> None:
+        """
+        Look whether another try of one of the recorded messages was merged with others since `look`.
+
+        Its row is not at its offset any more, so the INSERT does not meet it.  An owner that has looked under the lock
+        (`record`) has no such try beside it.
+
+        Raises:
+            EffectDoneError: this transaction must not commit.
+        """
+        if look.token != self._source.token:
+            return
+        offsets = look.left
+        latest = 0
+        for first, end in self._locked_ranges(fence_id, offsets[0] - 1, offsets[-1]):
+            if first < latest:
+                raise self._done(first)
+            latest = end
+
     def raise_fence(self, known_token: int, offset: int) -> int:
         """
         Lock the fence until the end of the transaction, and raise it to our token; returns its id.
@@ -280,6 +300,13 @@ class Rows:
         Raises:
             EffectDoneError
         """
+        left = set(not_in(self._locked_ranges(fence_id, offsets[0], offsets[-1]), offsets))
+        for offset in offsets:
+            if offset not in left:
+                raise self._done(offset)
+
+    def _locked_ranges(self, fence_id: int, low: int, high: int) -> list[Range]:
+        """What is done in the rows that begin in `(low, high]`, and in the last one before; they are locked shared."""
         done = self._tables.done
         rows = (
             sa.select(done.c.first_offset, done.c.next_offset)
@@ -287,17 +314,13 @@ class Rows:
             .with_for_update(read=True)
         )
         # Without a subquery: MariaDB would read it in the old snapshot.
-        nearest = rows.where(done.c.first_offset <= offsets[0]).order_by(done.c.first_offset.desc())
-        behind = rows.where(done.c.first_offset > offsets[0], done.c.first_offset <= offsets[-1])
-        ranges = [
+        nearest = rows.where(done.c.first_offset <= low).order_by(done.c.first_offset.desc())
+        behind = rows.where(done.c.first_offset > low, done.c.first_offset <= high)
+        return [
             (first, end)
             for ask in (nearest.limit(1), behind.order_by(done.c.first_offset))
             for first, end in self._connection.execute(ask)
         ]
-        left = set(not_in(ranges, offsets))
-        for offset in offsets:
-            if offset not in left:
-                raise self._done(offset)
 
     def _done(self, offset: int) -> EffectDoneError:
         return EffectDoneError(partition_id=self._source.partition_id, offset=offset)

@@ -148,6 +148,9 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
             rows = Rows(connection, self._tables, source)
             fence_id = rows.record(look)
             delivery = self._deliveries[source]
+            # Asked behind the INSERT: with the cursor at or below a message, no merge took away the row that it met.
+            if delivery is not None and (delivery.is_copied or look.left[0] < delivery.cursor):
+                rows.check_not_merged(fence_id, look)
             if delivery is not None and _passes_a_merge(look.left):
                 mark = _marks.get(delivery)
                 _marks[delivery] = rows.merge(fence_id, mark, delivery.cursor)

@@ -26,19 +26,28 @@ class CopiedDelivery:
     leased_id: int
     exclusive: bool
 
-    async def ack(self, message: Message) -> None:
-        """Refuse: raises ClosedError."""
+    @property
+    def is_copied(self) -> bool:
+        """As Delivery says."""
+        return True
+
+    def refusal(self, message: Message) -> ClosedError:
+        """Make the error of an ack of a copy."""
         error = ClosedError(
             f"this is a copy of message {message.offset} of partition {message.partition_id}, made by pickle"
         )
         error.hint = (
             "Ack or give back the message itself, in the process whose consumer delivered it."
         )
-        raise error
+        return error
+
+    async def ack(self, message: Message) -> None:
+        """Refuse: raises ClosedError."""
+        raise self.refusal(message)
 
     async def nack(self, message: Message, after_s: float) -> None:
         """Refuse: raises ClosedError."""
-        await self.ack(message)
+        raise self.refusal(message)
 
 
 def copied_delivery(delivery: Delivery) -> tuple[type[CopiedDelivery], tuple[Any, ...]]:

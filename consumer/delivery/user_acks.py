@@ -27,6 +27,8 @@ class UserAcks(ABC):
     """The pull client whose messages end together."""
     is_apart = False
     """Messages are of another account than what the client has pulled: they were parked, and are handled again."""
+    is_copied = False
+    """As Delivery says."""
     is_loose = False
     """Each message is for itself, whatever its key is."""
 

@@ -14,6 +14,7 @@ from ...protocol.message import Message, not_handed_out
 from ...protocol.parked import HANGS_MS
 from ...protocol.text import counted
 from ...rpc.home import Home
+from ..delivery.copied import CopiedDelivery
 from ..log_names import consumer_name, message_name
 from ..pulling.pull_client import PullClient
 from .failing import Failing
@@ -211,6 +212,8 @@ def _check(messages: Iterable[Message[Any]], home: Home) -> None:
             raise InvalidRequestError(f"acks are of messages, not of {message!r:.60}")
         if message.delivery is not checked or checked is None:
             checked = message.delivery
+            if isinstance(checked, CopiedDelivery):
+                raise checked.refusal(message)
             client = getattr(checked, "client", None)
             if not isinstance(client, PullClient):
                 raise not_handed_out("this message")

@@ -24,6 +24,11 @@ class ReadFrom:
     leased_id: int = 0
     exclusive: bool = False
 
+    @property
+    def is_copied(self) -> bool:
+        """As Delivery says: nothing of it changes."""
+        return False
+
     async def ack(self, message: Message) -> None:
         """Refuse: raises ClosedError."""
         raise not_handed_out(f"message {message.offset}")

@@ -104,19 +104,22 @@ def next_offset(
     )
 
 
-def everything(view: View, origin: StreamOffset) -> StreamOffset:
+def everything(
+    view: View, subjects: Mapping[str, int], origin: StreamOffset | None
+) -> StreamOffset:
     """
     The end of a batch of everything that is stored, whatever its start: for a Spark that does not tell the start.
 
     It has children beside their parents: `lineage_groups` puts these into one task.
 
     Args:
-        origin: where the stream begins if it has no checkpoint.
+        subjects: subject → its id.
+        origin: where the stream begins if it has no checkpoint; None: that is gone.
     """
     return StreamOffset(
-        subjects=origin.subjects,
+        subjects=subjects,
         offsets={number: stored.end for number, stored in view.stored.items()},
-        origin=replace(origin, initial=False),
+        origin=None if origin is None else replace(origin, initial=False),
     )
 
 

@@ -28,6 +28,7 @@ from ...protocol.errors import (
     DataLossError,
     NotSentError,
     OffsetOutOfRangeError,
+    PartitionUnknownError,
     SubjectDeletedError,
     SubjectUnknownError,
 )
@@ -237,7 +238,7 @@ class _Driver:
 
     async def everything(self) -> dict[str, Any]:
         """The end of a batch of all that is stored, for a Spark that does not tell where it begins."""
-        origin = from_json(await self.initial())
+        origin = await self._origin()
         if self._idle:
             await asyncio.sleep(POLL_S)
         view = self._view = await self._watch.look()
@@ -251,10 +252,21 @@ class _Driver:
                 f"the broker of partition {silent[0]} does not answer, which this version of PySpark cannot pass over",
                 partition_id=silent[0],
             )
-        end = to_json(everything(view, origin))
+        end = to_json(everything(view, self._watch.subjects, origin))
         self._idle = end == self.stored_ends
         self.stored_ends = end
         return end
+
+    async def _origin(self) -> StreamOffset | None:
+        """
+        Where batch 0 begins, for a Spark that asks for its end first; None: what the options ask for is removed.
+
+        A stream that goes on from its checkpoint needs it no more.  Of another one Spark asks for it next: `initial` raises.
+        """
+        try:
+            return from_json(await self.initial())
+        except (DataLossError, PartitionUnknownError):
+            return None
 
     async def fix_target(self) -> None:
         """Fix where a run with Trigger.AvailableNow ends."""

@@ -87,6 +87,28 @@ async def test_new_owner_passes_over_what_the_old_one_commits_first(engine, leve
     assert await entries_by_key(engine) == {b"k": values}
 
 
+@pytest.mark.parametrize("level", ["READ COMMITTED", "SERIALIZABLE"])
+async def test_first_try_of_a_message_is_refused_when_a_second_one_was_merged(engine, level):
+    """A handler gave up a process that went on; rows were merged while that was in its block, under the same token."""
+    at_level = levelled(engine, level)
+    delivery = GroupDelivery(cursor=300)
+    await effect(at_level, numbered(400, token=1))
+    batch = [numbered(offset, token=1, delivery=delivery) for offset in range(255)]
+    inside, go = asyncio.Event(), asyncio.Event()
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        late = numbered(254, token=1, delivery=GroupDelivery(is_copied=True))
+        first = tasks.create_task(_outcome(at_level, late, inside, go))
+        await inside.wait()
+        # The first try has written an entry, and no row of the fence yet.
+        async with at_level.begin() as connection, fenced_batch(connection, batch) as left:
+            await connection.execute(sa.insert(ENTRIES), [entry(message) for message in left])
+        await effect(at_level, numbered(256, token=1, delivery=delivery))
+        go.set()
+    assert isinstance(first.result(), EffectDoneError | DBAPIError), first.result()
+    values = [b"%d" % offset for offset in (400, *range(255), 256)]
+    assert await entries_by_key(engine) == {b"k": values}
+
+
 async def test_lanes_of_an_owner_do_not_fail_each_other(engine):
     """Many at once, from the first effect of the partition on; the rows are merged meanwhile."""
     delivery = GroupDelivery()

@@ -226,7 +226,7 @@ class StreamMachine(RuleBasedStateMachine):
         """Where Spark does not tell the start, one batch has all that is left, and its tasks keep the lineage."""
         view = self.subject.view()
         start = from_json(self.offset)
-        end = everything(view, first_offset(view, self.begins, SUBJECTS))
+        end = everything(view, SUBJECTS, first_offset(view, self.begins, SUBJECTS))
         ranges = batch_ranges(view, start, end)
         assert {each.partition_id: (each.start, each.end) for each in ranges} == {
             number: (self.read.get(number, 0), stored.end)

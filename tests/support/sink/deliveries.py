@@ -19,6 +19,7 @@ class GroupDelivery:
     queue: int = 0
     logic_start: int = 0
     codec: Any = None
+    is_copied: bool = False
 
     async def ack(self, message: Message) -> None:
         raise AssertionError("acks are not of this test")

@@ -224,6 +224,28 @@ def test_rows_of_an_owner_are_merged_when_many_below_cannot_be(engine):
     assert len(done(engine)) - rows_before < 1_000
 
 
+def test_late_effect_is_refused_when_another_try_of_its_message_was_merged(engine):
+    """Its handler gave up a thread or a process that went on, and handled the message again, under the same token."""
+    delivery = GroupDelivery()
+    effects(engine, [900], delivery)
+    for late, first in ((delivery, 0), (CopiedDelivery(0, 0, None, "g", 0, 7, True), 1_024)):
+
+        def merge(first=first):
+            effects(engine, range(first, first + 300), delivery)
+            delivery.cursor = first + 300
+            effects(engine, range(first + 500, first + 520), delivery)
+            assert (first, first + 300) in done(engine)
+
+        message = delivered(first + 5, token=2, delivery=late)
+        with pytest.raises(EffectDoneError) as caught:
+            effect(engine, message, merge)
+        assert (caught.value.partition_id, caught.value.offset) == (7, first + 5)
+        several = [delivered(first + each, token=2, delivery=late) for each in (299, 300, 301)]
+        with engine.begin() as connection, fenced_batch(connection, several) as left:
+            assert [message.offset for message in left] == [first + 300, first + 301]
+    assert entries(engine) == []
+
+
 async def test_effects_are_forgotten_when_an_operator_asks(engine):
     effect(engine, delivered(3, token=2))
     effect(engine, delivered(3, token=2, delivery=GroupDelivery(group="another")))
