@@ -1,4 +1,4 @@
-"""Bytes of scheduled messages by the beginning of their subjects' names: one that was asked for is counted from then on."""
+"""Bytes of scheduled messages by the beginning of their subjects' names: one that was asked for is counted from then on.  Pure."""
 
 from __future__ import annotations
 
