@@ -152,11 +152,11 @@ class AccessCalls(ClusterCalls):
         for limit, value in (quota | together).items():
             if isinstance(value, bool) or not isinstance(value, int):
                 raise InvalidRequestError(f"{limit} must be a whole number, not {value!r:.40}")
-        check_together(name, subjects, scheduled_bytes, of_subjects=kind == "subject")
         limits = Quota(**quota)
+        body = checked(SetQuota, {"kind": kind, "name": name, "quota": limits, **together})
+        check_together(name, subjects, scheduled_bytes, of_subjects=kind == "subject")
         if limits != NO_QUOTA or not any(together.values()):
             check_quota(limits)
-        body = checked(SetQuota, {"kind": kind, "name": name, "quota": limits, **together})
         await self._meta.access(SET_QUOTA, body)
 
     async def unset_quota(self, name: str, *, kind: QuotaKind = "principal") -> None:

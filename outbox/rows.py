@@ -78,6 +78,10 @@ def waiting(
     passed_over = ClosedRows(closed)
     rows = tables.rows.c
     wanted = sa.and_(rows.batch_id == WAITING, passed_over.condition(tables))
+    if not passed_over.all_passed:
+        # Each page sees what was committed before it.  A row above may be younger than one below, committed behind our back.
+        newest = sa.select(sa.func.max(rows.id)).where(rows.batch_id == WAITING)
+        wanted = sa.and_(wanted, rows.id <= (connection.execute(newest).scalar() or 0))
     after = 0
     while True:
         some = sa.and_(wanted, rows.id > after)

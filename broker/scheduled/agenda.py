@@ -20,7 +20,7 @@ Invariants
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, nsmallest
 from operator import attrgetter
@@ -29,6 +29,7 @@ from typing import NamedTuple
 from ...protocol.errors import ScheduledTakenError, ScheduledUnknownError
 from ...protocol.ids import MAX_I64
 from ...protocol.scheduled.receipt import CancelOutcome
+from .name_bytes import NameBytes
 from .records import (
     Canceled,
     Delivered,
@@ -126,6 +127,8 @@ class Agenda:
         """Bytes of the entries in the journal, about."""
         self._shares: dict[str, ScheduledAmount] = {}
         """The entries by subject."""
+        self.names = NameBytes()
+        """Bytes of the entries in the journal, by subject and by the beginning of subjects."""
         self._delivery_of: dict[bytes, str] = {}
         self._heap: list[_Moment] = []
         """The times of messages that wait, and of some that wait no more."""
@@ -166,13 +169,9 @@ class Agenda:
         """The entries of a subject."""
         return self._shares.get(subject, ScheduledAmount())
 
-    @property
-    def shares(self) -> Mapping[str, ScheduledAmount]:
-        """The entries of each subject."""
-        return self._shares
-
     def _count(self, subject: str, count: int, size: int) -> None:
         self.bytes += size
+        self.names.add(subject, size)
         share = self._shares[subject] = self.share(subject).plus(count, size)
         if not share.messages:
             del self._shares[subject]

@@ -5,7 +5,7 @@ room of a subject = half of what the other subjects leave; where there is no oth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from ...protocol.access.quota import limits_of
 from ...protocol.errors import ScheduleFullError
@@ -26,7 +26,8 @@ NAMES_HINT = (
 def check_names(
     subject: str,
     wanted: int,
-    shares: Sequence[Mapping[str, ScheduledAmount]],
+    kept_of: Callable[[str], int],
+    writing: Mapping[str, ScheduledAmount],
     limits: Mapping[str, int],
     *,
     broker_group: str,
@@ -36,14 +37,15 @@ def check_names(
 
     Args:
         wanted: bytes of messages of the subject.
-        shares: what is kept of each subject; it counts together.
+        kept_of: the bytes that are kept of a subject, or of all that a pattern means.
+        writing: what is being written, by subject; it counts as well.
         limits: subject or pattern → bytes.
 
     Raises:
         ScheduleFullError: of the first pattern without room.
     """
     for pattern, limit in limits_of(subject, limits):
-        kept = sum(_bytes_of(each, pattern) for each in shares)
+        kept = kept_of(pattern) + _bytes_of(writing, pattern)
         if kept + wanted > limit:
             error = ScheduleFullError(
                 f"the broker keeps {kept} bytes of scheduled messages of {pattern!r}, and takes {limit} at most",

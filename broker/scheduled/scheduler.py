@@ -229,8 +229,8 @@ class Scheduler:
         wanted = ScheduledAmount(len(fresh), size)
         most = ScheduledAmount(self._count_max, self._bytes_max)
         check_room(subject, wanted, kept, own, most, broker_group=self._broker_group)
-        shares = (self._agenda.shares, self._writing_shares)
-        check_names(subject, size, shares, self.limits(), broker_group=self._broker_group)
+        kept_of, shares = self._agenda.names.of, self._writing_shares
+        check_names(subject, size, kept_of, shares, self.limits(), broker_group=self._broker_group)
 
     async def _keep(self, messages: Sequence[Waits]) -> None:
         size = sum(message.size for message in messages)

@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import TypeAlias
 
 from ...protocol.errors import (
+    ConnectionQuotaError,
     KeylaneError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
@@ -25,8 +26,18 @@ from ...protocol.limits import READ_GIVE_UP_MS
 
 log = logging.getLogger("keylane.consumer")
 
-WAITED_FOR = (UnreachableError, PartitionUnknownError, OffsetOutOfRangeError)
-"""Failures that may pass.  The last two: the broker stands on an older copy of its data folder, for a while."""
+WAITED_FOR = (
+    UnreachableError,
+    ConnectionQuotaError,
+    PartitionUnknownError,
+    OffsetOutOfRangeError,
+)
+"""
+Failures that may pass.  The second: a broker has ended the connection for another principal, until a place is free.  The last
+two: the broker stands on an older copy of its data folder, for a while.
+"""
+
+_LACKS = (PartitionUnknownError, OffsetOutOfRangeError)
 
 Failures: TypeAlias = dict[int | None, KeylaneError]
 """By partition; None: of the metaservers, which do not tell what continues a partition."""
@@ -96,7 +107,7 @@ class Patience:
         told: list[tuple[str, _ReadTrouble]] = []
         for trouble in sorted(lasting, key=lambda each: _may_pass(each.error)):
             error = trouble.error
-            if unasked is not None and not isinstance(error, UnreachableError):
+            if unasked is not None and isinstance(error, _LACKS):
                 error = unasked
             if not (self._follows and _may_pass(error)):
                 raise error
@@ -129,8 +140,9 @@ class Patience:
 
 
 def _may_pass(error: KeylaneError) -> bool:
-    """Whether the error may be over once a server is back at its address."""
-    return isinstance(error, UnreachableError) and error.retry is not RetryRule.NEVER
+    """Whether the error may be over once a server is back at its address, or has a place for a connection."""
+    waits = isinstance(error, UnreachableError | ConnectionQuotaError)
+    return waits and error.retry is not RetryRule.NEVER
 
 
 def _by_message(

@@ -40,7 +40,10 @@ def check_subject_room(
     if not limited:
         return
     chosen = sa.select(name_limits.c.name, name_limits.c.subjects).where(name_limits.c.subjects > 0)
-    limits = {row.name: row.subjects for row in connection.execute(chosen)}
+    # On PostgreSQL plans share the locks of brokers, and two would count the same subjects.  All rows, in one order: a
+    # hidden subject is counted under two names.
+    locked = chosen.order_by(name_limits.c.name).with_for_update()
+    limits = {row.name: row.subjects for row in connection.execute(locked)}
     for pattern, limit in limits_of(name, limits):
         beginning = pattern.removesuffix("*")
         # LIKE of SQLite knows no upper and lower case.

@@ -53,9 +53,13 @@ class Places(Generic[C]):
         """Give a connection a place, or leave it as it was."""
         leaving: Placing[C] = Placing(True)
         if len(self._of) >= self.most and connection not in self._of:
+            share = max(1, self.most // (len(self._held) + (principal not in self._held)))
+            if self.held(principal) >= share:
+                return Placing(
+                    False
+                )  # before the look at all principals: who is refused comes again
             holder = max(self._held, key=self.held)
-            share = max(1, self.most // len({*self._held, principal}))
-            if self.held(principal) >= share or self.held(holder) <= share:
+            if self.held(holder) <= share:
                 return Placing(False)
             # The longer one is there, the longer it stays.
             newest = next(reversed(self._held[holder]))

@@ -209,6 +209,8 @@ class DataPlane:
 
     def _take_place(self, connection: PlaneConnection, principal: str) -> None:
         """Give a connection a place, now that it is known whose it is; "": a server's.  Raises ConnectionQuotaError."""
+        if connection in self._partings or connection not in self._connections:
+            return  # it is being ended: no other one is ended for it
         if not principal:
             self._places.free(connection)
             self._servers.add(connection)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import aiohttp
 import pytest
@@ -213,6 +214,9 @@ async def test_quota_changes_what_a_capability_says_and_mistakes_change_nothing(
         ):
             with pytest.raises(InvalidRequestError):
                 await admin.set_quota("a.*", kind="subject", **limits)
+        no_name: Any = 5
+        with pytest.raises(InvalidRequestError, match="name"):
+            await admin.set_quota(no_name, kind="subject", subjects=3)
         with pytest.raises(InvalidRequestError, match="limits a pattern"):
             await admin.set_quota("a", kind="subject", subjects=3)
         with pytest.raises(InvalidRequestError, match="limits of subjects"):

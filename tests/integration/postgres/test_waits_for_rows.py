@@ -27,6 +27,7 @@ from keylane.metaserver.resets.live_rows import plan_live_reset
 from keylane.metaserver.resets.rows import begin_reset, end_reset, reset_scope
 from keylane.metaserver.retention.idle_rows import note_idle
 from keylane.metaserver.sql.database import SqlDatabase, open_database
+from keylane.metaserver.sql.name_limits import name_limits
 from keylane.metaserver.sql.schema import brokers, groups, removals, subjects
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import (
@@ -36,7 +37,7 @@ from keylane.protocol.control import (
     DeleteSubject,
     Join,
 )
-from keylane.protocol.errors import FolderGivenUpError, NotEnoughBrokersError
+from keylane.protocol.errors import FolderGivenUpError, NotEnoughBrokersError, OverloadedError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.progress import ResetGroup, ResetTo
 from support.postgres import Postgres
@@ -242,6 +243,21 @@ async def test_lost_folder_is_refused_when_its_report_waited_for_the_loss(pair: 
 
 def new_plan(connection: sa.Connection, name: str = "new") -> None:
     plan_subject(connection, CreateSubject(subject=name, partitions=1), subjects_max=9)
+
+
+async def test_second_subject_of_a_pattern_is_refused_when_the_first_was_planned_meanwhile(
+    pair: WaitingPair,
+):
+    """Plans share the locks of brokers: both counted the subjects that there were before, and the limit was passed."""
+    limit = {"name": "new.*", "subjects": 1, "scheduled_bytes": 0}
+    await pair.run(lambda connection: connection.execute(sa.insert(name_limits), limit))
+
+    def plan(name: str) -> Work:
+        ask = CreateSubject(subject=name, partitions=1)
+        return lambda connection: plan_subject(connection, ask, subjects_max=9, limited=True)
+
+    with pytest.raises(OverloadedError, match="has 1 subject, and may have 1"):
+        await pair.meet(plan("new.a"), plan("new.b"))
 
 
 def moving_round(connection: sa.Connection) -> None:

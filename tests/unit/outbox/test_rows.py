@@ -92,6 +92,36 @@ def test_waiting_row_is_read_behind_more_closed_ranges_than_a_statement_takes(
     assert not more
 
 
+def test_row_overtakes_no_older_one_that_was_committed_while_closed_rows_were_passed(
+    connection, monkeypatch
+):
+    """On PostgreSQL each page sees what was committed before it; the second one saw the newer row alone."""
+    monkeypatch.setattr(outbox_rows, "RANGES_MAX", 0)
+    closed = [SubjectRange("s", 0, 8)]
+    common = {"order_key": b"k", "value": b"v", "properties": b"", "added_at_ns": 0, "logical": 7}
+
+    def commit(subject: str, *ids: int) -> None:
+        rows = [{"id": number, "subject": subject} | common for number in ids]
+        connection.execute(sa.insert(TABLES.rows), rows)
+
+    def first_rows(*args: object, **more: object) -> object:
+        page = unpatched(*args, **more)
+        if not late:
+            late.append(page)
+            commit("live", 2, 6)
+        return page
+
+    late: list[object] = []
+    unpatched = outbox_rows._first_rows
+    monkeypatch.setattr(outbox_rows, "_first_rows", first_rows)
+    commit("s", 1, 3, 4, 5)
+    ids = [
+        [row.id for row in waiting(connection, TABLES, closed, rows_max=3, bytes_max=1 << 20)[0]]
+        for _ in range(2)
+    ]
+    assert ids == [[5], [1, 2, 3]]
+
+
 def test_statement_of_ranges_is_kept_in_no_cache(connection):
     """Each round has other ones, and a text of up to 5,000 ranges: 500 of them would stay in the memory of the program."""
     add(connection, [("s", 1), ("s", 2)])

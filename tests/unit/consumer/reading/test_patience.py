@@ -8,8 +8,12 @@ import logging
 import pytest
 
 from keylane import Admin, ClosedError, NotSentError, Producer, Reader
-from keylane.consumer.reading.patience import Patience
-from keylane.protocol.errors import ForeignServerError, OffsetOutOfRangeError
+from keylane.consumer.reading.patience import WAITED_FOR, Patience
+from keylane.protocol.errors import (
+    ConnectionQuotaError,
+    ForeignServerError,
+    OffsetOutOfRangeError,
+)
 from keylane.protocol.limits import READ_GIVE_UP_MS
 from keylane.testing import VirtualCluster
 
@@ -109,6 +113,16 @@ def test_following_reader_gives_up_when_waiting_does_not_help(error):
     patience.check(5_000 + READ_GIVE_UP_MS - 1)
     with pytest.raises(type(error)):
         patience.check(5_000 + READ_GIVE_UP_MS)
+
+
+def test_following_reader_waits_when_its_connection_went_to_another_principal(caplog):
+    """The broker refuses another one until a place is free; the reader ended."""
+    error = ConnectionQuotaError(principal="shop", limit=4)
+    assert isinstance(error, WAITED_FOR)
+    patience = Patience("orders", follows=True)
+    patience.note({2: error}, 0)
+    patience.check(HOUR_MS, NotSentError(address="meta:1"))
+    assert error.message in caplog.text
 
 
 @pytest.mark.parametrize("follows", [True, False])

@@ -34,6 +34,15 @@ def test_principals_keep_their_places_when_there_are_more_principals_than_places
     assert places.take("c0", "c") == Placing(False)
 
 
+def test_refusal_costs_no_look_at_all_principals_when_its_principal_has_its_share(monkeypatch):
+    """With 10,000 principals each refusal kept the event loop for a millisecond, and who is refused comes again."""
+    places = filled(50, **{f"p{number}_": 1 for number in range(50)})
+    asked: list[str] = []
+    monkeypatch.setattr(places, "held", lambda principal: asked.append(principal) or 1)
+    assert places.take("late", "p7_") == Placing(False)
+    assert asked == ["p7_"]
+
+
 def test_connection_keeps_its_place_when_it_asks_again_or_changes_its_principal():
     places = filled(2, a=2)
     assert places.take("a0", "a") == Placing(True)

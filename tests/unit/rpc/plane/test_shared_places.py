@@ -49,7 +49,13 @@ class NamedCapability:
 class NamingJudge:
     """Believes that callers are who they say."""
 
+    def __init__(self) -> None:
+        self.may_judge = asyncio.Event()
+        """Until it is set, nothing is known of who says that it is "slow"."""
+
     async def authenticate(self, _nonce: bytes, asked: Authenticate) -> NamedCapability:
+        if asked.capability == "slow":
+            await self.may_judge.wait()
         return NamedCapability(asked.capability)
 
     def target(self, _request: Any) -> AccessTarget:
@@ -64,8 +70,12 @@ class PlaneClient:
 
     async def says(self, name: str) -> Answer:
         """What the server answers to who says that it is `name`."""
-        await self.socket.send_bytes(encode_frame(7, Authenticate(name, b"", "")))
+        await self.begins_to_say(name)
         return decode_answer((await self.socket.receive()).data)[1]
+
+    async def begins_to_say(self, name: str) -> None:
+        """Tell the server that it is `name`; the answer is not read."""
+        await self.socket.send_bytes(encode_frame(7, Authenticate(name, b"", "")))
 
     async def is_served(self) -> bool:
         """True if a frame is answered; False if the connection was ended, with a reason."""
@@ -84,12 +94,17 @@ Connect = Callable[[str], Awaitable[tuple[PlaneClient, Answer]]]
 
 
 @pytest.fixture
-async def plane() -> AsyncIterator[tuple[Connect, Guard, Server]]:
+def judge() -> NamingJudge:
+    return NamingJudge()
+
+
+@pytest.fixture
+async def plane(judge: NamingJudge) -> AsyncIterator[tuple[Connect, Guard, Server]]:
     async def handler(_request: Any, _payload: Any) -> tuple[Released, bytes]:
         return Released(), b""
 
     nothing: Any = None
-    guard = Guard(nothing, nothing, clock=SystemClock(), judge=NamingJudge())
+    guard = Guard(nothing, nothing, clock=SystemClock(), judge=judge)
     server = Server([], data_handler=handler, guard=guard, data_connections_max=PLACES)
     await server.start("127.0.0.1", 0)
     async with aiohttp.ClientSession() as session, asyncio.timeout(30):
@@ -149,3 +164,20 @@ async def test_connection_over_its_quota_takes_no_place(plane):
     assert isinstance(answer, Refused)
     greedy = [(await connect("greedy"))[0] for _ in range(PLACES - 1)]
     assert all([await each.is_served() for each in (first, *greedy)])
+
+
+async def test_connection_that_was_closed_before_it_is_known_takes_no_place_of_others(plane, judge):
+    """It had left by the time that a metaserver had told its broker the key; another principal lost a connection."""
+    connect, guard, server = plane
+    greedy = [(await connect("greedy"))[0] for _ in range(PLACES)]
+    async with aiohttp.ClientSession() as session:
+        socket = await session.ws_connect(f"http://{server.address}{DATA_PATH}")
+        await greet(socket)
+        await PlaneClient(socket).begins_to_say("slow")
+        await asyncio.sleep(0.05)
+        await session.ws_connect(f"http://{server.address}{DATA_PATH}")  # the older one makes room
+        assert (await socket.receive()).type in {aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR}
+        judge.may_judge.set()
+        await asyncio.sleep(0.05)
+        assert all([await each.is_served() for each in greedy])
+    assert guard.pacing.connections["slow"] == 0
