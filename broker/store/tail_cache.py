@@ -16,9 +16,9 @@ ENTRY_BYTES = 512
 """Memory that a batch takes besides its own bytes, about."""
 COPIED_BYTES_MAX = 4 << 10
 """
-A body up to this size is copied in 0.1 µs.
+A body up to this size is copied: that takes 0.1 µs.
 
-Views of thousands of small batches, and the entries that hold them, would lengthen every garbage collection.
+Views of thousands of small batches, and the entries that hold them, would lengthen every full garbage collection.
 """
 
 _Cached = tuple[int, int, "Buffer", "Buffer"]

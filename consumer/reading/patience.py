@@ -26,18 +26,12 @@ from ...protocol.limits import READ_GIVE_UP_MS
 
 log = logging.getLogger("keylane.consumer")
 
-WAITED_FOR = (
-    UnreachableError,
-    ConnectionQuotaError,
-    PartitionUnknownError,
-    OffsetOutOfRangeError,
-)
-"""
-Failures that may pass.  The second: a broker has ended the connection for another principal, until a place is free.  The last
-two: the broker stands on an older copy of its data folder, for a while.
-"""
-
+_NO_CONNECTION = (UnreachableError, ConnectionQuotaError)
+"""The second: a broker has ended the connection for another principal, until a place is free."""
 _LACKS = (PartitionUnknownError, OffsetOutOfRangeError)
+"""The broker stands on an older copy of its data folder, for a while."""
+WAITED_FOR = (*_NO_CONNECTION, *_LACKS)
+"""Failures that may pass."""
 
 Failures: TypeAlias = dict[int | None, KeylaneError]
 """By partition; None: of the metaservers, which do not tell what continues a partition."""
@@ -141,8 +135,7 @@ class Patience:
 
 def _may_pass(error: KeylaneError) -> bool:
     """Whether the error may be over once a server is back at its address, or has a place for a connection."""
-    waits = isinstance(error, UnreachableError | ConnectionQuotaError)
-    return waits and error.retry is not RetryRule.NEVER
+    return isinstance(error, _NO_CONNECTION) and error.retry is not RetryRule.NEVER
 
 
 def _by_message(

@@ -54,10 +54,9 @@ class Places(Generic[C]):
         leaving: Placing[C] = Placing(True)
         if len(self._of) >= self.most and connection not in self._of:
             share = max(1, self.most // (len(self._held) + (principal not in self._held)))
+            # Before the look at all principals: who is refused comes again.
             if self.held(principal) >= share:
-                return Placing(
-                    False
-                )  # before the look at all principals: who is refused comes again
+                return Placing(False)
             holder = max(self._held, key=self.held)
             if self.held(holder) <= share:
                 return Placing(False)
