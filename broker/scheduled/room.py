@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ...protocol.access.quota import limits_of
+from ...protocol.access.rights import matches
 from ...protocol.errors import ScheduleFullError
 from .agenda import ScheduledAmount
 
@@ -58,9 +59,7 @@ def check_names(
 
 
 def _bytes_of(shares: Mapping[str, ScheduledAmount], pattern: str) -> int:
-    if not pattern.endswith("*"):
-        return shares.get(pattern, ScheduledAmount()).bytes
-    return sum(amount.bytes for name, amount in shares.items() if name.startswith(pattern[:-1]))
+    return sum(amount.bytes for name, amount in shares.items() if matches(pattern, name))
 
 
 def check_room(

@@ -11,6 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from ..errors import InvalidRequestError
+from .rights import matches
 
 BYTES_PER_S_MIN: Final = 256 << 10
 """A message of the largest size is then let through within some seconds."""
@@ -48,11 +49,7 @@ def check_quota(quota: Quota) -> Quota:
 
 def limits_of(subject: str, limits: Mapping[str, int]) -> list[tuple[str, int]]:
     """Every limit that counts a subject, with its name or pattern: each is of all subjects that it means together."""
-    return [
-        (name, limit)
-        for name, limit in limits.items()
-        if limit and (name == subject or (name.endswith("*") and subject.startswith(name[:-1])))
-    ]
+    return [(name, limit) for name, limit in limits.items() if limit and matches(name, subject)]
 
 
 def check_together(name: str, subjects: int, scheduled_bytes: int, *, of_subjects: bool) -> None:
@@ -82,7 +79,5 @@ def limit_of(subject: str, limits: Mapping[str, int]) -> int:
     """The bytes a second of a subject: by its name, else by the longest pattern that means it; 0: no limit."""
     if subject in limits:
         return limits[subject]
-    fitting = [
-        pattern for pattern in limits if pattern.endswith("*") and subject.startswith(pattern[:-1])
-    ]
+    fitting = [pattern for pattern in limits if matches(pattern, subject)]
     return limits[max(fitting, key=len)] if fitting else 0
