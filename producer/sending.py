@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Generic, TypeVar, cast, overload
@@ -51,6 +52,12 @@ UNREAD = -1
 """No time: the clock was not read in this turn of the event loop."""
 NOT_OPEN = "the producer is not open"
 _hash = xxhash.xxh3_64_intdigest
+_TUPLE, _BYTES = {tuple}, {bytes}
+
+
+def _columns() -> tuple[list[bytes], list[bytes]]:
+    """Keys and values of no message yet."""
+    return [], []
 
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -259,44 +266,47 @@ class Sending(ScheduledCancels, Generic[V]):
             Their bytes with what they take in batches; 0: nothing was queued.
         """
         sender = self._plain.get(subject)
-        if (
-            sender is None
-            or not self._here()
-            or not chunk
-            or set(map(type, chunk)) != {tuple}
-            or set(map(len, chunk)) != {2}
-        ):
+        if sender is None or not self._here() or set(map(type, chunk)) != _TUPLE:
             return 0
-        keys, values = cast(tuple[tuple[bytes, ...], tuple[bytes, ...]], tuple(zip(*chunk, strict=True)))  # fmt: skip
-        if not set(map(type, keys)) == set(map(type, values)) == {bytes}:
+        try:
+            keys, values = cast(tuple[tuple[bytes, ...], tuple[bytes, ...]], tuple(zip(*chunk, strict=True)))  # fmt: skip
+        except ValueError:  # no pairs
             return 0
-        size = sum(map(len, keys)) + sum(map(len, values)) + BYTES_PER_MESSAGE * len(chunk)
+        if set(map(type, keys)) != _BYTES or set(map(type, values)) != _BYTES:
+            return 0
+        plain, draw = sender.plain, self._draw
+        executors = [plain[_hash(key) & 1023 if key else draw(10)] for key in keys]
+        columns: defaultdict[Executor | None, tuple[list[bytes], list[bytes]]] = defaultdict(
+            _columns
+        )
+        its_columns = map(columns.__getitem__, executors)
+        for key, value, (its_keys, its_values) in zip(keys, values, its_columns, strict=True):
+            its_keys.append(key)
+            its_values.append(value)
+        sizes = [
+            sum(map(len, its_keys)) + sum(map(len, its_values)) + BYTES_PER_MESSAGE * len(its_keys)
+            for its_keys, its_values in columns.values()
+        ]
+        size = sum(sizes)
         if (
-            size > self._large_bytes
+            None in columns
+            or size > self._large_bytes
             or size > sender.message_bytes_max
             or len(chunk) > self._batch_count
             or max(map(len, keys)) > KEY_BYTES_MAX
         ):
             return 0
-        plain, draw = sender.plain, self._draw
-        executors = [plain[_hash(key) & 1023 if key else draw(10)] for key in keys]
-        columns: dict[Executor | None, tuple[list[bytes], list[bytes]]] = {
-            executor: ([], []) for executor in executors
-        }
-        if None in columns:
-            return 0
-        for key, value, executor in zip(keys, values, executors, strict=True):
-            its_keys, its_values = columns[executor]
-            its_keys.append(key)
-            its_values.append(value)
-        for executor, (its_keys, its_values) in columns.items():
+        for (executor, (its_keys, its_values)), its_size in zip(
+            columns.items(), sizes, strict=True
+        ):
             assert executor is not None
-            self._extend(executor, its_keys, its_values)
+            self._extend(executor, its_keys, its_values, its_size)
         return size
 
-    def _extend(self, executor: Executor, keys: list[bytes], values: list[bytes]) -> None:
-        """Put plain messages into the open batch of an executor."""
-        size = sum(map(len, keys)) + sum(map(len, values)) + BYTES_PER_MESSAGE * len(keys)
+    def _extend(
+        self, executor: Executor, keys: list[bytes], values: list[bytes], size: int
+    ) -> None:
+        """Put plain messages, of `size` bytes with their overhead, into the open batch of an executor."""
         batch = executor.open
         room = batch.room - size
         if room > 0:
