@@ -111,6 +111,8 @@ class Started(NamedTuple):
     """The consumer has promised to keep the partition until the handler has ended."""
     session_left_ms: int | None = None
     """Time left to the session by the metaserver's database; None: not read."""
+    with_earlier: bool = False
+    """The program was given it together with an earlier message of its key, at `clock_ns`, and goes on with it now."""
 
 
 class Ended(NamedTuple):

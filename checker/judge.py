@@ -172,6 +172,7 @@ class Judge:
         deadline_ns: int = 1,
         ours: bool = False,
         session_left_ms: int | None = None,
+        with_earlier: bool = False,
     ) -> None:
         """See `events.Started`."""
         slot = (partition_id, offset)
@@ -189,7 +190,8 @@ class Judge:
         elif session_left_ms is not None and session_left_ms <= 0:
             note("late start", f"{value!r} under token {token}, of a session that has ended")
         home = self._homes.get((group, token), partition_id)
-        self.ownership.begun(session, partition_id, offset, token, home, ours=ours)
+        place = (partition_id, offset, token, home)
+        self.ownership.begun(session, *place, ours=ours, with_earlier=with_earlier)
         sending = log.sendings.get(stored)
         if sending is None:
             return  # the log has it as a phantom already

@@ -22,6 +22,8 @@ class Ownership:
         """Session → (partition, offset) of its running handlers → the token under which they began, and its partition."""
         self._holding: dict[str, tuple[tuple[int, int], ...]] = {}
         self._replaced: set[str] = set()
+        self._begun_in_time: set[tuple[str, int, int]] = set()
+        """(session, partition, token) under which a handler began before the next grant."""
 
     def granted(
         self,
@@ -80,11 +82,26 @@ class Ownership:
         return session in self._replaced
 
     def begun(
-        self, session: str, partition_id: int, offset: int, token: int, home: int, *, ours: bool
+        self,
+        session: str,
+        partition_id: int,
+        offset: int,
+        token: int,
+        home: int,
+        *,
+        ours: bool,
+        with_earlier: bool = False,
     ) -> None:
-        """A handler began under the token of the partition `home`, which is another one for a parked message of an ancestor."""
-        granted = self._token(session, home)
-        if token < granted and session not in self._replaced:
+        """
+        A handler began under the token of the partition `home`, which is another one for a parked message of an ancestor.
+
+        A program that was given several messages of a key together, before the next grant, may go on with the later ones after it:
+        as with a handler that goes on, it is the fence that holds its acks off.
+        """
+        granted, under = self._token(session, home), (session, home, token)
+        if token >= granted:
+            self._begun_in_time.add(under)
+        elif session not in self._replaced and not (with_earlier and under in self._begun_in_time):
             self._note(
                 "two grants",
                 f"{partition_id}/{offset} begun under token {token} after {granted} was granted",

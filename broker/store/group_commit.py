@@ -260,6 +260,11 @@ class GroupCommit:
         if taken + length > most and taken:
             raise OverloadedError(f"{self.queued_bytes} bytes wait for the disk", retry_after_ms=10)
 
+    def check_takes_messages(self) -> None:
+        """Raises BrokerReadOnlyError: a write has failed, the disk is full, or messages are refused."""
+        if reason := self.reason:
+            raise self._read_only(reason)
+
     @property
     def _who(self) -> str:
         return f"broker group {self._broker_group!r}" if self._broker_group else "the broker"

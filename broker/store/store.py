@@ -272,8 +272,9 @@ class Store:
             return known, self.commit.flushed()
         self.state.check_no_orphan(partition_id)
         self.state.check_not_dropped(partition_id)
-        # Without `own`: a broker that takes no messages must not host a new partition.
-        self.commit.check_room(OWN_RECORD_BYTES)
+        # Not where messages are refused; but where they queue, or a resize would wait for as long as producers are fast.
+        self.commit.check_takes_messages()
+        self.commit.check_room(OWN_RECORD_BYTES, own=True)
         partition = self.state.host(facts)
         self.state.hosting.add(partition_id)
 

@@ -7,6 +7,8 @@
 Invariants
     While a message of a lane is in hand, no later one is handed out, unless both are handed out in one call of `collect`.
     Messages of a lane are handed out by offset; one that is given back comes again before all later ones.
+    With a message that is given back or set aside, the user has none any longer that was handed out behind it: a dead letter
+    that is redriven may come behind a message with a higher offset.
     A lane ends when its last message is acked.
 """
 
@@ -143,60 +145,71 @@ class InHand:
         Take a message back; it is handed out again at `due_ns` at the earliest, before later ones of its key.
 
         Returns:
-            The message, and the later ones of its key that are in hand, which are given back with it.
+            The message, and those of its key that were handed out behind it, which are given back with it.
         """
         self.hand.spread()
         key = _key(message)
         lane = self._lane(key)
+        back = [message, *_behind(lane, message)]
         lane.out.pop(id(message), None)
-        back = [message, *(each for each in lane.out.values() if each.offset > message.offset)]
-        for each in back:
-            lane.out.pop(id(each), None)
-            insort(lane.messages, each, key=_by_offset)
+        self._take_back(lane, back)
         lane.due_ns[message.offset] = due_ns
-        self.waiting += len(back)
         self._push(key, lane)
         return back
 
     def give_back_behind(self, failed: Message) -> list[Message]:
-        """Take the later messages of the key of `failed` back that are in hand; they are handed out again once `failed` has ended."""
+        """Take the messages of its key back that were handed out behind `failed`; they are handed out again once that has ended."""
         self.hand.spread()
-        lane = self._lanes.get(_key(failed))
+        key = _key(failed)
+        lane = self._lanes.get(key)
         if type(lane) is not _Lane:
             return []
-        back = [each for each in lane.out.values() if each.offset > failed.offset]
-        for each in back:
-            del lane.out[id(each)]
-            insort(lane.messages, each, key=_by_offset)
-        self.waiting += len(back)
+        back = _behind(lane, failed)
+        self._take_back(lane, back)
+        if back:
+            self._push(key, lane)
         return back
 
     def take_out(
         self, failed: Message, ours: Callable[[Message], bool]
-    ) -> tuple[list[Message], list[Message]]:
+    ) -> tuple[list[Message], list[Message], list[Message]]:
         """
         Take a message out that is not handed out again, with the later ones of its lane that are `ours`.
 
         Returns:
-            Those that are in hand, the failed one first, and those that wait.
+            Those that are in hand, the failed one first; others that were handed out behind it, which are given back; and
+            those that wait and are `ours`.
         """
         self.hand.spread()
         key = _key(failed)
         if key not in self._lanes:
-            return [failed], []
+            return [failed], [], []
         lane = self._lane(key)
-        lane.out.pop(id(failed), None)
-        later = [each for each in lane.out.values() if each.offset > failed.offset and ours(each)]
-        for each in later:
-            del lane.out[id(each)]
+        behind = _behind(lane, failed)
+        later = [each for each in behind if ours(each)]
+        others = [each for each in behind if not ours(each)]
+        for each in (failed, *later):
+            lane.out.pop(id(each), None)
         waiting = [each for each in lane.messages if ours(each)]
         lane.messages = [each for each in lane.messages if not ours(each)]
         self.waiting -= len(waiting)
+        self._take_back(lane, others)
+        self._go_on(key, lane)
+        return [failed, *later], others, waiting
+
+    def _take_back(self, lane: _Lane, back: list[Message]) -> None:
+        """Have messages wait that were in hand."""
+        for each in back:
+            lane.out.pop(id(each), None)
+            insort(lane.messages, each, key=_by_offset)
+        self.waiting += len(back)
+
+    def _go_on(self, key: _Key, lane: _Lane) -> None:
+        """Hand out what waits in a lane, which ends if it is empty."""
         if lane.messages:
             self._push(key, lane)
         elif not lane.out:
             del self._lanes[key]
-        return [failed, *later], waiting
 
     def take(self, now_ns: int) -> Message | None:
         """The next message that is due; None if there is none.  It counts as in hand until `acked` or `give_back`."""
@@ -286,6 +299,19 @@ class InHand:
         insort(self._lane(_key(message)).messages, message, key=_by_offset)
         self.waiting += 1
 
+    def hold(self, messages: list[Message]) -> list[Message]:
+        """Have messages that were paused wait in the lanes of their keys, where later ones may be; returns those whose key has none."""
+        self.hand.spread()
+        free = []
+        for message in messages:
+            key = _key(message)
+            if key not in self._lanes:
+                free.append(message)
+                continue
+            self._hold(message)
+            self._push(key, self._lane(key))
+        return free
+
     def next_ns(self) -> int | None:
         """When to call `take` again; None while nothing waits to be due."""
         return self._due[0][0] if self._due else None
@@ -353,10 +379,7 @@ class InHand:
                 continue
             dropped += len(lane.messages) - len(kept)
             lane.messages, lane.out = kept, out
-            if kept:
-                self._push(key, lane)
-            elif not out:
-                del self._lanes[key]
+            self._go_on(key, lane)
         self.waiting -= dropped
         return dropped
 
@@ -376,6 +399,14 @@ def _runs(messages: list[Message]) -> list[tuple[Any, list[Message]]]:
     for message in messages:
         by_delivery.setdefault(message.delivery, []).append(message)
     return list(by_delivery.items())
+
+
+def _behind(lane: _Lane, message: Message) -> list[Message]:
+    """What was handed out behind a message of the lane; if it is of no lane, as in a shared group, what has a higher offset."""
+    out = list(lane.out.values())
+    if id(message) not in lane.out:
+        return [each for each in out if each.offset > message.offset]
+    return out[list(lane.out).index(id(message)) + 1 :]
 
 
 def _key(message: Message) -> _Key:

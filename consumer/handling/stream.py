@@ -404,7 +404,7 @@ class Stream:
         Hand a message out again in `after_s`, and later ones of its key only once it is acked; or set it aside.
 
         Returns:
-            The message, and the later ones of its key that the user has: they come again with it, or are parked.
+            The message, and those of its key that the user was given behind it: they come again, or are parked.
         """
         wait_ms = self._failing.asked_ms(wait_ms_of(after_s), message.attempt)
         failure = self._failing.given_back(message.attempt, error)
@@ -428,6 +428,7 @@ class Stream:
         named = (message, failure.kind, self._boot_ns() // 1_000_000)
         pause_ms = self._failing.pause_ms(message, asked_ms)
         _warn(self._log_throttle.set_aside(*named, with_key=parks, pause_ms=pause_ms))
+        self._work.set()
         if not parks:
             if pause_ms is None:
                 client.bury(message, failure)
@@ -440,15 +441,14 @@ class Stream:
         def behind(other: Message) -> bool:
             return other.key == message.key and are_parked_together(message, other)
 
-        back, waiting = self._in_hand.take_out(message, behind)
+        back, others, waiting = self._in_hand.take_out(message, behind)
         waiting += [each for each in self._waiting if behind(each)]
         self._waiting = deque(each for each in self._waiting if not behind(each))
         for partition_id, held in self._paused.items():
             waiting += [each for each in held if behind(each)]
             self._paused[partition_id] = [each for each in held if not behind(each)]
         client.park(message, failure, sorted([*back[1:], *waiting], key=_by_offset))
-        self._work.set()
-        return back
+        return [*back, *others]
 
     def acked_again(self, messages: Sequence[Message]) -> None:
         """Let later messages of their keys be handed out."""
@@ -469,7 +469,7 @@ class Stream:
 
     def resume(self, partition_id: int) -> None:
         """Hand messages of a partition out again."""
-        held = sorted(self._paused.pop(partition_id, ()), key=_by_offset)
+        held = self._in_hand.hold(sorted(self._paused.pop(partition_id, ()), key=_by_offset))
         self._waiting.extendleft(reversed(held))
         self._sorted = False
         self._work.set()

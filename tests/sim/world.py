@@ -155,6 +155,7 @@ class World:
 
     def record(self, event: Event) -> None:
         self.history.append(event)
+        self.calls.recorded(event)
         self._digest.update(f"{self.loop.now!r}{event!r}".encode())
 
     def trace(self, text: str) -> None:

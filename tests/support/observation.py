@@ -38,6 +38,7 @@ def started(
     clock_ns: int,
     ours: bool,
     left_ms: Callable[[str], int | None] = lambda session: None,
+    with_earlier: bool = False,
 ) -> Started:
     """A handler of `message` begins now; `left_ms` knows what the database still gives a session."""
     client = _client(message)
@@ -52,6 +53,7 @@ def started(
         client.life.lease_until_ms * 1_000_000,
         ours,
         left_ms(client.session),
+        with_earlier,
     )
 
 

@@ -108,7 +108,7 @@ class LoopingHost(ConsumerHost):
     def _begun(self, message: Message, group: _Group) -> None:
         """Note that the program goes on with the next message of a group, which it has had in hand."""
         named = {"group": self.group, "clock_ns": group.clock_ns, "ours": False}
-        self._record(started(message, **named))  # type: ignore[arg-type]
+        self._record(started(message, **named, with_earlier=True))  # type: ignore[arg-type]
 
     def _handled(self, group: _Group, count: int) -> None:
         """Note that the first `count` messages of a group are handled."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from keylane.protocol.frames import Append, Request
+from keylane.checker.events import Event, Started
+from keylane.protocol.frames import Append, Pull, Request
 from keylane.testing.machines.loop import Process
 from keylane.testing.machines.network import Internet
 
@@ -25,6 +26,11 @@ class CallRates:
         self._window = 0
         self._counts: dict[tuple[str, str], int] = {}
         self._told: set[tuple[str, str]] = set()
+
+    @property
+    def window(self) -> int:
+        """The number of the window of the last call."""
+        return self._window
 
     def note(self, now_s: float, process: str, kind: str, *, most: int) -> None:
         """Count a call of a process, which makes at most `most` in a window; queries in a path are not told apart."""
@@ -52,6 +58,8 @@ class WatchedCalls:
     def __init__(self, internet: Internet) -> None:
         self._loop = internet.loop
         self._rates = CallRates(internet.loop.faults.append)
+        self._begun = self._begun_before = 0
+        """Handlers that began, and those of them before this window."""
         self.appends: dict[tuple[Process, int], float] = {}
         self.readers = {"operator"}
         """The names of processes that read in small chunks; the operator does once all is drained."""
@@ -61,9 +69,17 @@ class WatchedCalls:
     def _called(self, process: Process, call: str) -> None:
         self._rates.note(self._loop.now, process.name, call, most=CONTROLS_MAX)
 
+    def recorded(self, event: Event) -> None:
+        """Count the handlers that begin: a pull that brings one is none of a loop, however small pulls are."""
+        self._begun += type(event) is Started
+
     def _asked(self, process: Process, request: Request, sent: bool) -> None:
         kind = type(request).__name__
         most = READS_MAX if process.name in self.readers else FRAMES_MAX
+        if int(self._loop.now // WINDOW_S) != self._rates.window:
+            self._begun_before = self._begun
+        if type(request) is Pull:
+            most += self._begun - self._begun_before
         self._rates.note(self._loop.now, process.name, kind, most=most)
         if sent and type(request) is Append:
             self.appends[process, request.partition_id] = self._loop.now

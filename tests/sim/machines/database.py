@@ -37,8 +37,8 @@ class Shelf:
         self.watches_losses = False
         self.lost: set[int] = set()
         """Partitions whose loss was accepted, if `watches_losses`."""
-        self.instances: dict[str, tuple[str, str]] | None = None
-        """Session → instance and client, as the last transaction left them; None: they are not watched."""
+        self.instances: dict[str, tuple[str, str, int]] | None = None
+        """Session → instance, client and the end of its ttl, as the last transaction left them; None: they are not watched."""
         self.silent: set[str] = set()
         """Clients with an instance whose session ended otherwise: it left, or was not heard for its ttl."""
         self.boot = 0
@@ -72,16 +72,21 @@ class Shelf:
                     self._record(AcceptedLost(partition_id))
         return result
 
-    def _note_replaced(self, before: dict[str, tuple[str, str]]) -> None:
-        """Note the sessions in whose place others of the same instance have come, and the clients of other ended ones."""
-        ask = "SELECT session, instance, client FROM sessions WHERE instance != '' ORDER BY session"
+    def _note_replaced(self, before: dict[str, tuple[str, str, int]]) -> None:
+        """Note the sessions in whose place others of the same instance have come, and the clients of those that ended otherwise."""
+        ask = (
+            "SELECT session, instance, client, expires_at FROM sessions WHERE instance != '' "
+            "ORDER BY session"
+        )
         after = self.instances = {row[0]: row[1:] for row in self._raw.execute(ask)}
         come = {after[session][0] for session in after.keys() - before.keys()}
-        for session, (instance, client) in before.items():
-            if session not in after and instance in come:
+        for session, (instance, client, expires_at) in before.items():
+            if session in after:
+                continue
+            if instance in come:
                 self._record(Replaced(session))
-            elif session not in after:
-                self.silent.add(client)
+            if instance not in come or expires_at <= self._clock.boot_ms():
+                self.silent.add(client)  # the join may be the first to see that it was not heard
 
     def renew(self, work: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a transaction that need not be durable; it is a fault if it renews a session that had ended."""

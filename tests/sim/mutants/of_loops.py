@@ -7,6 +7,7 @@ from collections import deque
 from functools import partial
 from typing import Any
 
+from keylane.consumer.handling import in_hand
 from keylane.consumer.handling.in_hand import InHand
 from keylane.consumer.handling.stream import Stream
 from keylane.consumer.parking.key_parking import KeyParking
@@ -54,7 +55,7 @@ def loop_gets_those_behind_a_parked_message(patches: Patches) -> None:
 
     def take_out(self: Any, failed: Any, _ours: Any) -> Any:
         self.acked(failed)
-        return [failed], []
+        return [failed], [], []
 
     patches.set(InHand, "take_out", take_out)
 
@@ -121,6 +122,20 @@ def keys_in_hand_hold_nothing(patches: Patches) -> None:
     real = patches.set(InHand, "first", first)
 
 
+def resumed_messages_come_after_later_ones(patches: Patches) -> None:
+    """What was paused comes behind what waits for its key since."""
+    patches.set(InHand, "hold", lambda _self, messages: messages)
+
+
+def lower_offsets_stay_in_hand(patches: Patches) -> None:
+    """With a message that is given back the program has dead letters of its key on, which have lower offsets and came behind it."""
+
+    def behind(lane: Any, message: Any) -> Any:
+        return [each for each in lane.out.values() if each.offset > message.offset]
+
+    patches.set(in_hand, "_behind", behind)
+
+
 BREAKS: tuple[Breaks, ...] = (
     another_policy_hands_parked_keys_out,
     later_batches_are_parked_before_earlier_ones,
@@ -131,4 +146,6 @@ BREAKS: tuple[Breaks, ...] = (
     given_back_goes_to_the_end,
     given_back_alone,
     keys_in_hand_hold_nothing,
+    resumed_messages_come_after_later_ones,
+    lower_offsets_stay_in_hand,
 )

@@ -255,6 +255,21 @@ def test_message_declared_as_reordered_is_not_waited_for():
     assert not _kinds(_child_first(strict=False, reordered=True))
 
 
+@pytest.mark.parametrize("in_time", [True, False])
+def test_message_given_with_an_earlier_one_may_go_on_after_the_next_grant(in_time):
+    """A batch handler of two messages goes on when its lease has ended; none begins then, whatever it was given with."""
+    first, grant = started(0), granted(2, B, A)
+    begun = [first, grant] if in_time else [grant, first._replace(with_earlier=True)]
+    second = started(1)._replace(with_earlier=True)
+    sends = [event for number in (0, 1) for event in (sent(number), settled(number))]
+    again = handled(0, 1, token=2, session=B)
+    history = [*sends, granted(1), *begun, ended(0), second, ended(1), *again, stored(0), stored(1)]
+    assert ("two grants" in _kinds(history)) is not in_time
+    if in_time:
+        alone = [each if each is not second else started(1) for each in history]
+        assert "two grants" in _kinds(alone)
+
+
 def test_repeated_release_releases_nothing_newer():
     """The session has the partition again under a newer token, and handles it; of that one it would be a fault."""
     again = [granted(1), LetGo(A, 1, 1), granted(2, A, A, 9)]

@@ -134,6 +134,19 @@ async def test_seal_has_room_where_messages_have_none(office):
     assert told == [None]
 
 
+async def test_partition_is_hosted_where_messages_have_no_room(office):
+    """A resize that is to relieve a broker does not wait until its producers are slow; one that takes no messages hosts nothing."""
+    office.store.commit._queued_bytes_max = 1
+    told: list[KeylaneError | None] = []
+    office.store.append(1, memoryview(batch()), told.append)
+    _, hosted = office.store.host(facts(2))
+    await hosted
+    assert told == [None]
+    office.store.commit.refuse_messages("the disk is 90 % full")
+    with pytest.raises(BrokerReadOnlyError):
+        office.store.host(facts(3))
+
+
 async def test_broker_that_is_busy_for_a_moment_can_seal(office, monkeypatch):
     """More waits for the disk than it takes at once: that passes by itself, and is no reason to wait with a plan."""
     monkeypatch.setattr(group_commit, "OWN_QUEUED_BYTES_MAX", 0)

@@ -451,3 +451,84 @@ async def test_message_behind_a_failed_filter_comes_once_when_its_partition_is_p
             stream.acked_again([message])
     assert taken == [3, 4]
     assert await stream.take_many(10, 0) == []
+
+
+def put_more(stream: Stream, client: StreamClient, *offsets: int) -> None:
+    """Further messages of the key "a"."""
+    client.in_flight.count += len(offsets)
+    stream.put([Message("s", b"a", b"", at, 1, 0, delivery=client) for at in offsets])
+
+
+async def test_message_that_was_paused_comes_before_a_later_one_that_waits_for_its_key():
+    """The later one came during the pause, and waits where the ack of the message in hand looks first."""
+    client = StreamClient()
+    stream = keyed(client, b"a", b"a")
+    first = await stream.next()
+    stream.pause(1)
+    put_more(stream, client, 2)
+    asked = asyncio.create_task(stream.next())
+    await asyncio.sleep(0.01)
+    asked.cancel()
+    await asyncio.wait([asked])
+    stream.resume(1)
+    taken: list[int] = []
+    for _ in range(2):
+        stream.acked_again([first])
+        first = await asyncio.wait_for(stream.next(), 30)
+        taken.append(first.offset)
+    assert taken == [1, 2]
+    assert stream._here == 0
+
+
+async def test_message_that_was_paused_comes_at_once_when_its_key_is_free():
+    client = StreamClient()
+    stream = keyed(client, b"a", b"a")
+    first = await stream.next()
+    stream.pause(1)
+    stream.acked_again([first])
+    stream.resume(1)
+    assert (await asyncio.wait_for(stream.next(), 30)).offset == 1
+
+
+class Redriven(StreamClient):
+    """Messages that are handled again, as dead letters are: they come by offset, behind what is in hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_loose = self.is_apart = True
+
+
+@pytest.mark.parametrize("policy", [FailurePolicy.BLOCK, FailurePolicy.DEAD, FailurePolicy.PARK])
+async def test_dead_letters_handed_out_behind_a_message_are_given_back_with_it(
+    policy: FailurePolicy,
+):
+    """Their offsets are lower: a program that goes on with other keys would hold them, and their key, for ever."""
+    client, dead = StreamClient(), Redriven()
+    stream = keyed(client, failing=Failing(policy=policy, tries_max=1))
+    put_more(stream, client, 5, 6)
+    put_more(stream, dead, 1, 2)
+    taken = await stream.take_many(4, 1_000)
+    assert [message.offset for message in taken] == [5, 6, 1, 2]
+    back = stream.nack(taken[0], 0)
+    assert sorted(message.offset for message in back) == [1, 2, 5, 6]
+    again: list[int] = []
+    while messages := await stream.take_many(4, 10):
+        again += [message.offset for message in messages]
+        stream.acked_again(messages)
+    left = {FailurePolicy.BLOCK: [1, 2, 5, 6], FailurePolicy.DEAD: [1, 2, 6]}
+    assert again == left.get(policy, [1, 2])
+    assert stream._here == 0
+    assert dead.set_aside == []
+
+
+async def test_messages_of_a_shared_group_come_again_when_one_beside_them_is_set_aside():
+    """The one that is set aside was handed out before any of its key was given back."""
+    client = StreamClient()
+    failing = Failing(policy=FailurePolicy.DEAD, tries_max=2)
+    stream = keyed(client, b"a", b"a", failing=failing, ordered=False)
+    first, second = await stream.take_many(2, 1_000)
+    stream.nack(second, 0)
+    assert [each.offset for each in await stream.take_many(2, 1_000)] == [1]
+    first.attempt = 2
+    assert stream.nack(first, 0) == [first, second]
+    assert [each.offset for each in await stream.take_many(2, 1_000)] == [1]
