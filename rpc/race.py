@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from ..protocol.errors import ClosedError
+
 T = TypeVar("T")
 
 
@@ -68,3 +70,29 @@ async def error_of(work: Awaitable[object]) -> BaseException | None:
     except BaseException as error:  # noqa: BLE001 - raised where the task is awaited
         return error
     return None
+
+
+async def shared(task: asyncio.Task[T], closed: str) -> T:
+    """
+    The result of a task that several callers wait for; one that is cancelled leaves it to the others.
+
+    Args:
+        closed: what is said where the owner of the task has cancelled it.
+
+    Raises:
+        ClosedError: the task was cancelled.  A caller that is not cancelled itself gets no CancelledError.
+    """
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.add_done_callback(_note_error)
+        raise
+    if task.cancelled():
+        raise ClosedError(closed)
+    return task.result()
+
+
+def _note_error(task: asyncio.Task[Any]) -> None:
+    """Keep asyncio from logging an error that no caller waits for any more."""
+    if not task.cancelled():
+        task.exception()

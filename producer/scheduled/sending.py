@@ -41,6 +41,7 @@ from ...protocol.text import counted, seconds
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.home import Home, Resident
 from ...rpc.identity import DrawBits
+from ...rpc.race import shared
 from ..arguments import checked_timeout, refuse_text
 from ..settings import ProducerSettings
 from ..waiting import NO_ANSWER, WaitCause, broker_cause, route_cause
@@ -310,10 +311,11 @@ class LaterSending:
         return (broker_group, address) in _available(asked.result())
 
     async def _address(self, broker_group: str) -> str:
-        """The address of a broker group.  Raises NotSentError, BrokerGroupUnknownError."""
+        """The address of a broker group.  Raises NotSentError, BrokerGroupUnknownError, ClosedError."""
         if self._health is None or self._health.done():
             self._health = asyncio.create_task(self._meta.health())
-        brokers = (await asyncio.shield(self._health)).details.get("brokers", [])
+        closed = "the producer was closed before a metaserver had said where the broker is"
+        brokers = (await shared(self._health, closed)).details.get("brokers", [])
         for broker in brokers:
             if broker["broker_group"] == broker_group:
                 if not broker["available"]:
@@ -452,7 +454,7 @@ class ScheduledCancels(Resident):
             ScheduledUnknownError: the broker does not know the message, or no longer.
             ScheduledTakenError: it is on its way to its subject, which does not answer; ask again.
             NotSentError, OutcomeUnknownError: the broker that keeps it does not answer.
-            ClosedError, ForkedError, OtherLoopError: not open, or not here.
+            ClosedError, ForkedError, OtherLoopError: not open, or not here; a ClosedError also if it is closed meanwhile.
         """
         self._home.check()
         assert self._scheduled is not None

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from ...protocol.clock import Clock, SystemClock
 from ...protocol.errors import AccessOffError, KeylaneError, NotSentError, UnreachableError
 from ...protocol.http.access import Capabilities
+from ..race import shared
 from .credentials import ShownCapability
 from .signing import OwnKey
 from .token_file import TokenSource
@@ -87,7 +88,7 @@ class Wallet:
         if self._asking is None:
             self._asking = asyncio.create_task(self._ask_all())
             self._asking.add_done_callback(self._asked)
-        await asyncio.shield(self._asking)
+        await shared(self._asking, "the client was closed before a metaserver gave it a capability")
 
     def _asked(self, task: asyncio.Task[None]) -> None:
         self._asking = None

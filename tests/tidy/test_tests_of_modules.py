@@ -38,7 +38,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "unit/rpc/access/test_peers.py": "principals",
     },
     "rpc/access": {
-        "integration/access/test_access.py": "credentials wallet",
+        "integration/access/test_access.py": "credentials",
         "integration/access/test_audit.py": "audit_detail",
         "integration/access/test_quotas.py": "throttling",
         "unit/rpc/test_told_versions.py": "greeting",

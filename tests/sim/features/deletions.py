@@ -96,6 +96,7 @@ class Deletions(Feature):
     """See the module."""
 
     faults = frozenset({"broker_crash", "meta_crash"})
+    creates = True
     never = frozenset({"evacuate"})  # a life has the partitions of its creation
 
     @classmethod

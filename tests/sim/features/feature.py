@@ -25,6 +25,8 @@ class Feature:
     """Struck in every seed."""
     never: frozenset[str] = frozenset()
     """Struck in none."""
+    creates = False
+    """Subjects are created that have to be there in the end."""
     consumer_kind: type[ConsumerHost] = ConsumerHost
 
     def __init__(self, world: FeatureWorld) -> None:

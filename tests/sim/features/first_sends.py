@@ -48,6 +48,7 @@ class FirstSends(Feature):
     """See the module."""
 
     faults = frozenset({"meta_crash", "meta_commit", "broker_crash"})
+    creates = True
 
     @classmethod
     def plan(cls, swarm: Swarm, rng: random.Random) -> Swarm:
@@ -78,8 +79,9 @@ class FirstSends(Feature):
             check_view(seen_from(self.world.history, partitions=mine, hosts=hosts), findings)
             if len(ids) > 1:
                 self.problems.append(f"{subject} was several subjects: {sorted(ids)}")
-            members = self._members.get(subject, set())
-            self.problems += pieces({each: hosted[each] for each in mine}, members, subject)
+            if subject in self._members:  # else it has starved, and no route was asked for
+                members = self._members[subject]
+                self.problems += pieces({each: hosted[each] for each in mine}, members, subject)
 
 
 def pieces(hosted: dict[int, HostedPartition], members: set[int], subject: str) -> list[str]:
@@ -97,7 +99,7 @@ def pieces(hosted: dict[int, HostedPartition], members: set[int], subject: str) 
     edges = sorted((facts.range_start, facts.range_end) for facts in roots)
     ends = [number * LOGICAL_PARTITIONS // PARTITIONS for number in range(PARTITIONS + 1)]
     problems = []
-    if members and edges != list(pairwise(ends)):
+    if edges != list(pairwise(ends)):
         problems.append(f"{subject} has the first partitions {edges}")
     for number, partition in hosted.items():
         if number not in members and partition.next_offset:

@@ -32,8 +32,8 @@ class Growths(Feature):
         )
 
     def build(self) -> None:
-        self._members: set[int] = set()
-        """The partitions that are in queues."""
+        self._members: set[int] | None = None
+        """The partitions that are in queues; None if the world has starved, and nothing was asked."""
         self._told: dict[tuple[int, int], Place] = {}
         """Partition and offset → the queue and the logic offset that a receipt or a message had."""
         for producer in self.world.producers:
@@ -79,6 +79,8 @@ class Growths(Feature):
         }
 
     def check(self, findings: Findings, hosted: dict[int, HostedPartition]) -> None:
+        if self._members is None:
+            return
         mine = {number: hosted[number] for number in self.world.partitions_of(SUBJECT)}
         for number in sorted(mine.keys() - self._members):
             if mine.pop(number).next_offset:

@@ -18,6 +18,7 @@ from keylane.protocol.errors import KeylaneError
 from sim.actors.clients import SUBJECT
 from sim.actors.consumers import ConsumerHost
 from sim.actors.hosts import META_SETTINGS
+from sim.actors.operators import uncordon
 from sim.actors.outboxes import Outboxes
 from sim.features.cut_overs import CutOvers
 from sim.features.deletions import Deletions
@@ -42,6 +43,8 @@ from sim.world import Outcome, World
 
 STRIDE = 96
 """Worlds whose seeds are multiples of this do nothing of what only some seeds do: copies, losses, twins, resets."""
+CORDONED_S = 1.0
+"""How long a cordon that is left over stands at most, once all is healed."""
 FEATURES: tuple[type[Feature], ...] = (Deletions, Growths, LaterDeliveries, Tables, FirstSends)
 
 
@@ -166,6 +169,22 @@ class FeatureWorld(World):
 
     def _start_deeds(self) -> None:
         self._operator_does(self.feature.work())
+        if self.feature.creates and self.swarm.faults & {"cordon", "evacuate"}:
+            self._operator_does(self._lift_cordons())
+
+    async def _lift_cordons(self) -> None:
+        """
+        Let every broker group take new partitions, once all is healed.
+
+        An evacuation leaves its group cordoned, and a lift that no metaserver has heard leaves the other one so: no
+        subject is created then until an operator lifts a cordon.  What an operator began before the healing may cordon after it.
+        """
+        while not self.faults.healed:
+            await asyncio.sleep(CORDONED_S)
+        while not self._drained():
+            for broker in self.brokers:
+                await uncordon(broker, self._operator_meta)
+            await asyncio.sleep(CORDONED_S)
 
     def _drained(self) -> bool:
         return super()._drained() and self.feature.drained

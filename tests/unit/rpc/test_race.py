@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from keylane.rpc.race import Race
+from keylane.protocol.errors import ClosedError, NotSentError
+from keylane.rpc.race import Race, shared
 
 
 class Runner:
@@ -84,3 +85,55 @@ async def test_race_raises_the_error_of_its_block():
     with pytest.raises(LookupError):
         await fail()
     assert runner.ended
+
+
+async def test_shared_task_gives_its_outcome_to_all_who_wait():
+    """A result as well as an error."""
+
+    async def fail() -> str:
+        raise NotSentError("not there")
+
+    runner = Runner()
+    runner.stop.set()
+    task = asyncio.create_task(runner.run())
+    assert await asyncio.gather(*(shared(task, "closed") for _ in range(3))) == ["stopped"] * 3
+    failing = asyncio.create_task(fail())
+    for _ in range(2):
+        with pytest.raises(NotSentError, match="not there"):
+            await shared(failing, "closed")
+
+
+async def test_shared_task_goes_on_when_one_who_waits_is_cancelled():
+    """The others get its result."""
+    runner = Runner()
+    task = asyncio.create_task(runner.run())
+    leaving, staying = (asyncio.create_task(shared(task, "closed")) for _ in range(2))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    assert leaving.cancelled()
+    runner.stop.set()
+    assert await staying == "stopped"
+
+
+async def test_shared_task_raises_closed_error_when_it_is_cancelled():
+    """A CancelledError in a task that was not cancelled itself would end that task without a word."""
+    task = asyncio.create_task(Runner().run())
+    waiting = asyncio.create_task(shared(task, "it was closed"))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([waiting])
+    assert not waiting.cancelled()
+    with pytest.raises(ClosedError, match="it was closed"):
+        waiting.result()
+
+
+async def test_shared_task_lets_a_cancelled_caller_end_when_both_are_cancelled():
+    """Its own cancellation is not swallowed."""
+    task = asyncio.create_task(Runner().run())
+    waiting = asyncio.create_task(shared(task, "it was closed"))
+    await asyncio.sleep(0)
+    task.cancel()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()

@@ -48,6 +48,9 @@ class ScriptedBrokers:
         """Address and request of each call."""
         self.routes = 0
         self.available = True
+        self.answers = asyncio.Event()
+        """Unset while the metaserver does not say where brokers are."""
+        self.answers.set()
 
     async def route_to_send(self, subject: str, *, order_strategy: object = None) -> Route:
         self.routes += 1
@@ -71,6 +74,7 @@ class ScriptedBrokers:
         )
 
     async def health(self) -> Health:
+        await self.answers.wait()
         brokers = [
             {"broker_group": group, "address": f"{group}:1", "available": self.available}
             for group in GROUPS
@@ -302,6 +306,22 @@ async def test_cancel_goes_to_the_broker_of_the_receipt():
         await sending.cancel(receipt)
 
 
+async def test_cancel_raises_closed_error_when_the_producer_is_closed_meanwhile():
+    """The task that cancels was not cancelled itself: a CancelledError would end it without a word."""
+    brokers = ScriptedBrokers()
+    sending = brokers.sending()
+    receipt = await send(sending)
+    brokers.answers.clear()
+    cancels = [asyncio.create_task(sending.cancel(receipt)) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    await sending.close()
+    await asyncio.wait(cancels)
+    for cancel in cancels:
+        assert not cancel.cancelled()
+        with pytest.raises(ClosedError, match="closed before a metaserver"):
+            cancel.result()
+
+
 @pytest.mark.parametrize("receipt", ["0a", None, b"id"])
 async def test_cancel_takes_receipts_only(receipt):
     with pytest.raises(InvalidRequestError, match="ScheduledReceipt"):
@@ -373,6 +393,7 @@ class HangingBrokers(ScriptedBrokers):
         return msgspec.structs.replace(route, partitions=tuple(partitions))
 
     async def health(self) -> Health:
+        await self.answers.wait()
         self.healths += 1
         await asyncio.sleep(0.01)
         return await super().health()
