@@ -230,9 +230,16 @@ class Membership:
 
     def _take_first(self, grants: Grants, holder: GrantHolder) -> None:
         """Take what the answer to a join grants; the first heartbeat waits for a change only if the lease has time for that."""
+        if self._are_of_another_group(grants):
+            return  # the first heartbeat ends the session
         if self._timeouts.allows_long_poll(self._clock.boot_ms()):
             self._version, self._grants = grants.version, grants
         holder.granted(grants, self._asked_ms + grants.ttl_ms - self._settings.margin_ms)
+
+    def _are_of_another_group(self, grants: Grants) -> bool:
+        """Whether subject or group were deleted and made anew, and a late join has begun the session again there."""
+        known = self._group_id != 0
+        return known and grants.group_id not in {0, self._group_id}
 
     @property
     def suspended(self) -> bool:
@@ -303,6 +310,7 @@ class Membership:
             holding=holder.holding(self.session),
             wait_ms=wait_ms,
             suspended=self._suspended,
+            group_id=self._group_id,
         )
         poll = asyncio.timeout(None)  # ended by a nudge, and by no timer
         try:
@@ -320,6 +328,8 @@ class Membership:
             return
         finally:
             self._poll = None
+        if self._are_of_another_group(grants):
+            raise SessionUnknownError(session=self.session)
         self._heard = True
         if grants.version < self._version:
             await self._version_fell(grants.version)

@@ -287,6 +287,8 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
     suspended: bool | None = None
     """Whether the session wants to be suspended; None: not said.  If the session knows the newest grants, this counts
     more than a Suspend call that arrived late or whose answer was lost."""
+    group_id: int = 0
+    """Of the join; 0: not said.  A join that arrives late may begin the session again, in a later group of the name."""
 
 
 class Grants(Struct, frozen=True, kw_only=True):
@@ -302,6 +304,8 @@ class Grants(Struct, frozen=True, kw_only=True):
     """Why an operator lets the session have no grants."""
     order_strategy: OrderStrategy = OrderStrategy.STRICT
     """Of the subject: under BEST_TRIED a message that fails does not hold up what follows it, unless a policy says so."""
+    group_id: int = 0
+    """The session's group; 0: an earlier metaserver does not say it."""
 
 
 class ReleaseGrant(Struct, frozen=True, kw_only=True):

@@ -41,6 +41,22 @@ Marked = tuple[int, int, Mark]
 """Start, end, and what is known of the offsets between."""
 
 
+class Tries(NamedTuple):
+    """When messages are tried again, by row."""
+
+    starts: array[int]
+    nexts: array[int]
+    end: int
+
+    def rows(self) -> Iterator[tuple[int, int, int]]:
+        """Start, end and time of each row that has a time."""
+        for start, end, next_ms in zip(
+            self.starts, [*self.starts[1:], self.end], self.nexts, strict=True
+        ):
+            if next_ms:
+                yield start, end, next_ms
+
+
 class FailureRuns:
     """What is known of the messages of one key and source."""
 
@@ -150,9 +166,11 @@ class FailureRuns:
         if low < high:
             self.put(low, high, UNKNOWN)
 
-    def forget_tries(self) -> None:
-        """Forget when messages are tried again."""
+    def forget_tries(self) -> Tries:
+        """Forget when messages are tried again; returns what was known."""
+        starts, nexts = self._starts[self._head :], self._nexts[self._head :]
         self._nexts = array("q", bytes(8 * len(self._starts)))
+        return Tries(starts, nexts, self._end)
 
     @property
     def next_ms(self) -> int | None:

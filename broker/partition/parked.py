@@ -13,7 +13,8 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterable, Iterator
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Sequence
+from functools import partial
 
 from ...protocol.errors import ParkedMessageUnknownError, ParkMovedError
 from ...protocol.offsets import AckedOffsets, Range
@@ -58,6 +59,7 @@ from .parked_key import (
 
 Undo = Callable[[], None]
 NextTry = tuple[int, int, int, int]
+"""Number of tries, source, offset, and when the message is tried, in milliseconds since 1970."""
 
 
 class Parked:
@@ -134,18 +136,18 @@ class Parked:
         """True if a child may say that it needs something no more."""
         return bool(self.passed) or (self.frozen and bool(self._keys))
 
-    def note_next_tries(self, tries: Iterable[NextTry]) -> None:
-        """Note when messages that wait for retry are tried: number of tries, source, offset, milliseconds since 1970."""
-        for key, source, offset, at_ms in tries:
-            parked = self._keys.get(key)
-            if parked is not None and is_loose(key) and parked.has((source, offset)):
-                for _, start, end, mark in parked.marks(source, ((offset, offset + 1),)):
-                    parked.mark([(source, start, end, mark._replace(next_ms=at_ms))])
+    def note_next_tries(self, tries: Iterable[NextTry]) -> Undo:
+        """Note when messages that wait for retry are tried, in milliseconds since 1970; returns a function that undoes it."""
+        undos = [
+            parked.note_next_try((source, offset), at_ms)
+            for key, source, offset, at_ms in tries
+            if is_loose(key) and (parked := self._keys.get(key)) is not None
+        ]
+        return partial(_take_back, undos)
 
-    def forget_next_tries(self) -> None:
-        """Forget when messages are tried: a new owner tries at once what waits."""
-        for parked in self._keys.values():
-            parked.forget_next_tries()
+    def forget_next_tries(self) -> Undo:
+        """Forget when messages are tried: a new owner tries at once what waits.  Returns a function that undoes it."""
+        return partial(_take_back, [each.forget_next_tries() for each in self._keys.values()])
 
     def given_back(self) -> None:
         """Note that the owner has released the partition: it has nothing with handlers.  In memory only."""
@@ -381,8 +383,7 @@ class Parked:
                 parked.add(source, start, end)
             parked.mark(marks)
             self.messages += message_count(gone) - message_count(added)
-            for undo in reversed(undos):
-                undo()
+            _take_back(undos)
 
         return take_back
 
@@ -432,8 +433,7 @@ class Parked:
         def take_back() -> None:
             self.passed, self.children_tell = before
             self.sources -= sources
-            for undo in reversed(undos):
-                undo()
+            _take_back(undos)
 
         return take_back
 
@@ -589,6 +589,11 @@ class Parked:
             parked._edit(key, edited)
         parked._faults = Faults.of(decoded.faults)
         return parked
+
+
+def _take_back(undos: Sequence[Undo]) -> None:
+    for undo in reversed(undos):
+        undo()
 
 
 def _nothing() -> None:

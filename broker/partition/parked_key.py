@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -193,10 +194,24 @@ class ParkedKey:
         known = [runs.next_ms for runs in self.failures.values()]
         return min((at_ms for at_ms in known if at_ms is not None), default=None)
 
-    def forget_next_tries(self) -> None:
-        """Forget when messages are tried again."""
-        for runs in self.failures.values():
-            runs.forget_tries()
+    def note_next_try(self, place: Place, at_ms: int) -> Callable[[], None]:
+        """Note when a message is tried again, if it is parked; returns a function that undoes it."""
+        source, offset = place
+        before = self.marks(source, ((offset, offset + 1),)) if self.has(place) else []
+        self.mark([(*each[:3], each[3]._replace(next_ms=at_ms)) for each in before])
+        return partial(self.mark, before)
+
+    def forget_next_tries(self) -> Callable[[], None]:
+        """Forget when messages are tried again; returns a function that undoes it."""
+        known = {source: runs.forget_tries() for source, runs in self.failures.items()}
+
+        def take_back() -> None:
+            for source, tries in known.items():
+                for start, end, next_ms in tries.rows():
+                    marks = self.marks(source, ((start, end),))
+                    self.mark((*each[:3], each[3]._replace(next_ms=next_ms)) for each in marks)
+
+        return take_back
 
     # ── edits ─────────────────────────────────────────────────────────────────────────────────────────
     def take_edits(self, source: int, gone: Iterable[Range]) -> dict[Place, EditedMessage]:

@@ -9,6 +9,7 @@ Until the record is durable, the state is ahead of the disk: `next_offset` is th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from typing import NamedTuple
 
@@ -450,21 +451,22 @@ class HostedPartition:
 
         return undo
 
-    def apply_fence(self, body: FenceBody) -> None:
-        """Raise the fence of a group, which may be new."""
+    def apply_fence(self, body: FenceBody) -> Callable[[], None]:
+        """Raise the fence of a group, which may be new; returns a function that undoes it in a group that was there."""
         group = self.groups.get(body.group)
         if group is None:
             group = self.groups[body.group] = Group(body.group)
+        before, restore_tries = copy(group.lock), None
         if group.parked is not None and body.token > group.lock.fence:
-            group.parked.forget_next_tries()
+            restore_tries = group.parked.forget_next_tries()
         raise_fence(group.lock, token=body.token, session=body.session)
 
-    def undo_fence(self, name: str, before: PullLock | None) -> None:
-        """Restore a group's lock as it was `before` its newest fence; None: the group was new, and is removed."""
-        if before is None:
-            del self.groups[name]
-        else:
-            self.groups[name].lock = before
+        def undo() -> None:
+            group.lock = before
+            if restore_tries is not None:
+                restore_tries()
+
+        return undo
 
     def apply_cursor(self, body: CursorBody) -> None:
         """Set a group's progress to a record's, which was read from the log."""

@@ -50,7 +50,7 @@ def change_parked(
     store.commit.check_room(OWN_RECORD_BYTES + len(record), own=True)
     store.state.touch(partition)
     undos = [parked.apply(change, at_ms=at_ms, acked=group.acked, token=fence) for change in wanted]
-    parked.note_next_tries(next_tries)
+    undos.append(parked.note_next_tries(next_tries))
     group.changing += 1
     acked = [part for change in wanted if isinstance(change, Park | Bury) for part in change.ranges]
     if acked:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from copy import copy
 from functools import partial
 
 from msgspec.structs import replace
@@ -368,12 +367,14 @@ class Store:
         """Raise a group's fence after `decide_acquire`, and add a new group to the partition."""
         self.commit.check_room(OWN_RECORD_BYTES, own=True)
         self.state.touch(partition)
-        before = copy(group.lock) if group.name in partition.groups else None
-        if before is None:
+        is_new = group.name not in partition.groups
+        if is_new:
             self.firsts.grouped.add(partition.partition_id)
         body = FenceBody(group.name, token, session)
         partition.groups[group.name] = group
-        partition.apply_fence(body)
+        undo: Callable[[], object] = partition.apply_fence(body)
+        if is_new:
+            undo = partial(partition.groups.pop, group.name)
         self._wake(partition.partition_id)
 
         def on_durable(_entry: Entry) -> None:
@@ -385,7 +386,7 @@ class Store:
             encode_body(partition.partition_id, body),
             partition_id=partition.partition_id,
             on_durable=on_durable,
-            undo=partial(partition.undo_fence, group.name, before),
+            undo=undo,
         )
         return self.commit.submit(entry)
 

@@ -107,6 +107,11 @@ class Retrying:
         return bool(self._tries)
 
     @property
+    def is_careful(self) -> bool:
+        """True while one message at a time is handed out."""
+        return self._client.boot_ns() < self._careful_until_ns
+
+    @property
     def has_room(self) -> bool:
         """True if more messages may wait for retry."""
         return len(self._waiting) < RETRIES_MAX
@@ -211,7 +216,7 @@ class Retrying:
                     async with asyncio.timeout(None if left_ns is None else left_ns / 1e9):
                         await self._changed.wait()
                 continue
-            careful = self._client.boot_ns() < self._careful_until_ns
+            careful = self.is_careful
             await self._turns.acquire()
             if self._client.acked_to_end:
                 self._turns.release()

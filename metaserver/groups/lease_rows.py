@@ -357,6 +357,7 @@ def read_grants(connection: Connection, session: str) -> Grants:
         policy=told.policy,
         suspended_by=told.suspended_by,
         order_strategy=told.order_strategy,
+        group_id=row.group_id,
     )
 
 

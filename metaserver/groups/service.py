@@ -335,6 +335,9 @@ class GroupService:
     async def _take_reports(self, ask: Heartbeat, row: SessionRow) -> None:
         """Do what a heartbeat says beside that its session lives.  Raises SessionUnknownError."""
         session = row.session
+        if _is_of_another_group(ask, row):
+            await self.leave(Leave(session=session))  # its partitions are free at once
+            raise SessionUnknownError(session=session)
         if _suspend_reply_was_lost(ask, row):
             again = Suspend(session=session, suspended=bool(ask.suspended))
             await self._suspend(again, self._settling_first)
@@ -552,7 +555,13 @@ def _checked(ask: Heartbeat) -> SessionId:
 def _reports(ask: Heartbeat, row: SessionRow) -> bool:
     """Whether a heartbeat may say more than that its session lives."""
     handed_over = row.handing_over and ask.holding is not None
-    return bool(ask.drained) or handed_over or _suspend_reply_was_lost(ask, row)
+    other = _is_of_another_group(ask, row)
+    return bool(ask.drained) or handed_over or other or _suspend_reply_was_lost(ask, row)
+
+
+def _is_of_another_group(ask: Heartbeat, row: SessionRow) -> bool:
+    """Whether the session was begun again by a late join, after its group or subject was deleted and made anew."""
+    return ask.group_id not in {0, row.group_id}
 
 
 def _suspend_reply_was_lost(ask: Heartbeat, row: SessionRow) -> bool:

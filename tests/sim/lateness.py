@@ -2,6 +2,7 @@
 
 suspects   the owner before ended without a release: they are handled one at a time, and each takes a sync, so that
            the careful part may last for CAREFUL_MS, longer than a silent owner takes to expire
+retries    the same of what waits for retry: its careful part is as long
 pulls      each takes a read, and may bring one message
 """
 
@@ -44,7 +45,8 @@ class Reasons:
                     continue
                 before = self._pulled.get(place, -1)
                 upto = self._pulled[place] = client.next_offset
-                if client.is_careful or before < upto <= min(late[place]):
+                retries = client.parking._retrying.is_careful
+                if client.is_careful or retries or before < upto <= min(late[place]):
                     excused.add(place)
         return excused
 

@@ -14,9 +14,19 @@ from sim.slow_disks import run_slow
 GROUP = "group0"
 
 
-def _client(partition_id: int = 1, *, next_offset: int = 10, is_careful: bool = False) -> Any:
+def _client(
+    partition_id: int = 1,
+    *,
+    next_offset: int = 10,
+    is_careful: bool = False,
+    retries_carefully: bool = False,
+) -> Any:
+    retrying = SimpleNamespace(is_careful=retries_carefully)
     return SimpleNamespace(
-        partition_id=partition_id, next_offset=next_offset, is_careful=is_careful
+        partition_id=partition_id,
+        next_offset=next_offset,
+        is_careful=is_careful,
+        parking=SimpleNamespace(_retrying=retrying),
     )
 
 
@@ -56,6 +66,11 @@ def test_place_has_a_reason_while_its_owner_handles_suspects():
     assert not Reasons([host]).look(late)
     host.running, host.consumer = True, None
     assert not Reasons([host]).look(late)
+
+
+def test_place_has_a_reason_while_its_owner_retries_one_message_at_a_time():
+    host = _host(_client(1, retries_carefully=True), _client(2))
+    assert Reasons([host]).look({(GROUP, 1): {5}, (GROUP, 2): {5}}) == {(GROUP, 1)}
 
 
 def test_place_has_a_reason_while_its_owner_pulls_what_is_before_late_messages():

@@ -35,7 +35,7 @@ from sim.actors.creating import SECOND, Creator, is_creating
 from sim.actors.hosts import META_SETTINGS, BrokerHost, Host, MetaHost
 from sim.actors.losing import Loser, is_losing
 from sim.actors.onlooker import read_everything
-from sim.actors.operators import Operator, is_operated
+from sim.actors.operators import Operator, is_operated, uncordon
 from sim.actors.outboxes import Outboxes, has_outbox
 from sim.actors.poison import owed, told, unhandled
 from sim.actors.retaining import DeadGroupHost, verify_on_the_way
@@ -318,8 +318,9 @@ class World:
         with contextlib.suppress(KeylaneError):
             await self._operator_meta.cordon(broker_group, Cordon(cordoned=True))
         await asyncio.sleep(seconds)
-        with contextlib.suppress(KeylaneError):
-            await self._operator_meta.cordon(broker_group, Cordon(cordoned=False))
+        await uncordon(
+            broker_group, self._operator_meta
+        )  # else no group may be left for a creation
 
     def operate_on(self, count: int, kind: OperationKind, broker_group: str = "") -> None:
         """Ask for an operation on `count` open partitions that lie side by side."""

@@ -19,11 +19,14 @@ from keylane.errors import (
     GroupDeletedError,
     GroupUnknownError,
     KeylaneError,
+    SessionUnknownError,
     SubjectDeletedError,
     SubjectUnknownError,
     UnreachableError,
 )
-from support.cluster import Cluster, eventually
+from keylane.protocol.control import Heartbeat, Join
+from keylane.protocol.http.at_once import Heartbeats
+from support.cluster import Cluster, eventually, meta_of
 from support.server_process import run_keylane
 
 SEGMENT = 16_384
@@ -123,6 +126,33 @@ async def test_group_with_live_consumers_is_deleted_by_force_alone_and_ends_them
 
     await refused(lambda: consuming(cluster, delete), GroupDeletedError)
     assert await admin.list_groups("s") == []
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_session_ends_when_a_late_join_has_begun_it_again_in_a_later_group(
+    cluster: Cluster, admin: Admin, together: bool
+):
+    """Its consumer is one of the deleted group; what the session was granted in the later one is free at once."""
+    await cluster.create("s")
+    join = Join(subject="s", group="g", session="a" * 32, client="c", ttl_ms=60_000)
+    async with meta_of(cluster) as meta:
+        first = await meta.join(join)
+        view = await admin.delete_group("s", "g", force=True)
+        await gone(lambda: admin.delete_group("s", "g", group_id=view.group_id))
+        later = await meta.join(join)
+        assert later.grants is not None
+        assert later.grants.group_id == later.group_id != first.group_id
+        told = Heartbeat(
+            session=join.session, known_version=later.grants.version, group_id=first.group_id
+        )
+        if together:
+            asks = Heartbeats(heartbeats=(told,))
+            (news,) = (await meta.heartbeats(asks, wait_ms=0, timeout_ms=5_000)).news
+            assert news.error is not None
+            assert isinstance(news.error.error(), SessionUnknownError)
+        else:
+            await refused(lambda: meta.heartbeat(told), SessionUnknownError)
+        assert not (await meta.group("s", "g")).sessions
 
 
 async def test_group_is_forgotten_by_a_dead_broker_when_it_is_back_though_the_metaserver_died(

@@ -63,7 +63,7 @@ class Loser:
         world.trace(f"{broker.name} begins anew")
         broker.gone = False
         world.faults.restart(broker)
-        await uncordon(broker, self._meta)
+        await uncordon(broker.group, self._meta)
         self.idle = True
 
     def _lose(self, broker: BrokerHost) -> None:

@@ -47,11 +47,11 @@ def for_operators(seed: int, swarm: Swarm) -> Swarm:
     return replace(plan, broker=plan.broker | few)
 
 
-async def uncordon(broker: BrokerHost, meta: MetaClient) -> None:
+async def uncordon(broker_group: str, meta: MetaClient) -> None:
     """Give a broker group new partitions again, asking until it is done."""
     while True:
         try:
-            await meta.cordon(broker.group, Cordon(cordoned=False))
+            await meta.cordon(broker_group, Cordon(cordoned=False))
             return
         except KeylaneError:
             await asyncio.sleep(0.3)
@@ -159,7 +159,7 @@ class Operator:
                 break
         back()
         await asyncio.sleep(2 * rng.random())
-        await uncordon(broker, self._meta)
+        await uncordon(broker.group, self._meta)
 
     def _take_away(self, broker: BrokerHost) -> Callable[[], None]:
         """Kill the broker or cut it off; returns the function that brings it back."""

@@ -209,6 +209,7 @@ class Retries(Feature):
         self.problems += [problem for _, problem in self._unhandled()]
         self._fails = False
         await asyncio.sleep(world.service.limit_s)
+        await outlast_reasons(world.consumers, self._late_retries)
         if self._waiting()[1]:
             self.problems.append(f"{len(self._waiting()[1])} messages still wait for retry")
         self._redriven = len(world.history)
@@ -217,18 +218,25 @@ class Retries(Feature):
             await self.keys.change_some(chance=1.0)
             await asyncio.sleep(0.5)
 
-    def _waiting(self) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
-        """Places of dead letters, and of what waits for retry."""
+    def _waiting(self) -> tuple[set[tuple[int, int]], dict[tuple[int, int], int]]:
+        """Places of dead letters, and of what waits for retry, with the partition at which it does: a child may have it."""
         dead: set[tuple[int, int]] = set()
-        retrying: set[tuple[int, int]] = set()
+        retrying: dict[tuple[int, int], int] = {}
         for broker in self.world.brokers:
-            for parked in parked_on(broker.store).values() if broker.store else ():
+            for number, parked in parked_on(broker.store).items() if broker.store else ():
                 if parked.frozen:
                     continue
                 for row in parked_keys(parked, 0):
-                    places = dead if row.key is None else retrying
-                    for source, start, end in parked_offsets(parked, row.key, count=1 << 30).rows:
-                        places |= {(source, offset) for offset in range(start, end)}
+                    rows = parked_offsets(parked, row.key, count=1 << 30).rows
+                    places = [
+                        (source, offset)
+                        for source, start, end in rows
+                        for offset in range(start, end)
+                    ]
+                    if row.key is None:
+                        dead.update(places)
+                    else:
+                        retrying |= dict.fromkeys(places, number)
         return dead, retrying
 
     def _check_told(self) -> None:
@@ -267,9 +275,18 @@ class Retries(Feature):
             self.problems.append(f"{said}, though its owner has said when it is")
 
     def _late(self) -> dict[tuple[str, int], set[int]]:
+        return self._by_partition(place for place, _ in self._unhandled())
+
+    def _late_retries(self) -> dict[tuple[str, int], set[int]]:
+        return self._by_partition(self._waiting()[1])
+
+    def _by_partition(self, places: Iterable[tuple[int, int]]) -> dict[tuple[str, int], set[int]]:
+        """Late messages at the partition that has them; a child's pulls bring none of a parent's, so that these are before all."""
         late: dict[tuple[str, int], set[int]] = {}
-        for place, _ in self._unhandled():
-            late.setdefault((GROUP, place[0]), set()).add(place[1])
+        retrying = self._waiting()[1]
+        for source, offset in places:
+            number = retrying.get((source, offset), source)
+            late.setdefault((GROUP, number), set()).add(offset if number == source else -1)
         return late
 
     def _unhandled(self) -> Iterator[tuple[tuple[int, int], str]]:

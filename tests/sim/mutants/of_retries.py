@@ -207,7 +207,7 @@ def next_tries_are_kept_in_memory(patches: Patches) -> None:
 
 def next_tries_outlive_their_owner(patches: Patches) -> None:
     """What an owner said of next tries is told under the next one, who tries at once what waits."""
-    patches.set(Parked, "forget_next_tries", lambda _self: None)
+    patches.set(Parked, "forget_next_tries", lambda _self: lambda: None)
 
 
 async def _nothing_for_ever(*_args: Any, **_kwargs: Any) -> None:

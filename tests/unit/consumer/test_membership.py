@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from typing import Any
@@ -14,6 +15,7 @@ from keylane.consumer.settings import ConsumerSettings
 from keylane.consumer.shared_heartbeats import heartbeats_for
 from keylane.protocol.control import Done, Grants, Join, Joined
 from keylane.protocol.errors import (
+    GroupDeletedError,
     InstanceTakenError,
     OutcomeUnknownError,
     SessionUnknownError,
@@ -297,6 +299,53 @@ async def test_deadline_counts_from_the_first_join_when_its_answer_was_lost():
     )
     assert granted == [(7, began_ms + 900)]
     assert (known, waited_ms) == (-1, 0)
+
+
+class LaterGroupMeta(VersionedMeta):
+    """Grants what is of a later group of the name than the join's; that one was deleted."""
+
+    def __init__(self, clock: ManualClock, *, at_once: bool) -> None:
+        super().__init__(clock)
+        self.at_once = at_once
+        self.joins: list[int] = []
+        self.asked: list[int] = []
+
+    async def join(self, body: Join) -> Joined:
+        self.joins.append(body.group_id)
+        if body.group_id:
+            raise GroupDeletedError(subject="s", group="g")
+        grants = Grants(version=1, ttl_ms=1_000, grants=(), group_id=4) if self.at_once else None
+        return Joined(ttl_ms=1_000, heartbeat_ms=300, group_id=3, grants=grants)
+
+    async def heartbeat(self, body, *, timeout_ms=None):
+        self.asked.append(body.group_id)
+        return Grants(version=1, ttl_ms=1_000, grants=(), group_id=4)
+
+
+class FailingHolder(Holder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.failure: BaseException | None = None
+
+    def session_lost(self) -> None:
+        pass
+
+    def fail(self, error: BaseException) -> None:
+        self.failure = error
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_grants_of_a_later_group_end_the_session_when_its_own_was_deleted(at_once: bool):
+    """A join that comes a second time, late, begins the same session in the group that has the name by then."""
+    clock = ManualClock()
+    meta, holder = LaterGroupMeta(clock, at_once=at_once), FailingHolder()
+    membership = membership_with(meta, clock)
+    await membership.start(holder)
+    await eventually(lambda: holder.failure is not None)
+    assert isinstance(holder.failure, GroupDeletedError)
+    assert (meta.joins, meta.asked, holder.grants) == ([0, 3], [3], [])
+    with contextlib.suppress(GroupDeletedError):
+        await membership.stop()
 
 
 class LeavingMeta(VersionedMeta):

@@ -337,6 +337,41 @@ async def test_reset_that_fails_takes_the_clear_back():
     assert desk.state() == before
 
 
+def tries_told(desk: ParkedDesk) -> dict[int, int]:
+    """Offset → when the message is tried again, of those that have failed twice."""
+    marks = desk.parked.get(2).marks(1, ((0, 20),))
+    return {offset: mark.next_ms for _, start, end, mark in marks for offset in range(start, end)}
+
+
+async def try_again(desk: ParkedDesk, *changes: Park, tries: list[tuple[int, int]]) -> None:
+    """Make changes, and tell when messages that have failed twice are tried: offset, milliseconds."""
+    partition, told = desk.store.state.partition(1), [(2, 1, *each) for each in tries]
+    await change_parked(desk.store, partition, desk.group, changes, at_ms=9, next_tries=told)
+
+
+async def test_next_tries_are_those_of_before_when_a_fence_or_a_change_is_not_written():
+    """The owner is the same, and tries the messages when it said."""
+    desk = await ParkedDesk(SimDisk()).fill()
+    await try_again(
+        desk, Park(2, ((0, 4), (6, 7)), FAILURE), tries=[(0, 400), (1, 400), (3, 300), (6, 500)]
+    )
+    before = tries_told(desk)
+    assert [before[offset] for offset in (0, 1, 2, 3, 6)] == [400, 400, 0, 300, 500]
+    desk.disk.room = 0
+    calls = [
+        try_again(desk, Park(2, ((8, 9),), FAILURE), tries=[(8, 100), (3, 900)]),
+        desk.acquired(2),
+    ]
+    failed = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(each) for each in failed} == {DiskFullError}
+    assert desk.group.lock.fence == 1
+    assert tries_told(desk) == before
+    desk.disk.room = 1 << 40
+    desk.clock.advance(2_000)
+    await desk.acquired(2)
+    assert not any(tries_told(desk).values())
+
+
 async def test_retention_keeps_the_messages_that_are_parked():
     """A group needs its lowest parked message, also when the cursor is far behind it."""
     desk = await ParkedDesk(SimDisk()).fill()
