@@ -235,7 +235,8 @@ class Drainer:
     async def _wait_for_route(self, subject: str, known: KnownRoute, attempt: int) -> None:
         level = logging.WARNING if attempt == WARN_AT else logging.DEBUG
         log.log(level, "rows of %s wait: %s", subject, known.problem)
-        await asyncio.sleep(self._settings.backoff.wait_ms(attempt, self._rng) / 1000)
+        pause_ms = known.pause_ms(attempt, self._settings.backoff, self._rng)
+        await asyncio.sleep(pause_ms / 1000)
 
     def _barriers_known(self, subject: str) -> bool:
         """True unless a partition has unsettled batches and its range is not known."""

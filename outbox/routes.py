@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from ..protocol.backoff import Backoff
 from ..protocol.errors import (
     AcceptedAsLostError,
     KeylaneError,
@@ -24,6 +26,8 @@ from ..protocol.routing import Partition, Route, route_table
 from ..rpc.client import MetaClient
 
 log = logging.getLogger("keylane.outbox")
+MISSING_PAUSE_MS_MAX = 60_000
+"""Longest pause between two questions for a subject that does not exist, and that may never be created."""
 _NO_SUBJECT = (SubjectDeletedError, SubjectUnknownError)
 _DELETED = "the subject was deleted: its rows wait until an operator creates one of this name"
 
@@ -42,6 +46,16 @@ class KnownRoute:
     """Partitions that no broker can be asked about any more, and why: their loss is accepted, or their subject deleted."""
     problem: str = ""
     """Why the last question was not answered."""
+    refused: str = ""
+    """The text of the error that answered the last question."""
+    missing: bool = False
+    """The last answer was that there is no such subject."""
+
+    def pause_ms(self, attempt: int, backoff: Backoff, rng: random.Random) -> int:
+        """Milliseconds to wait after `attempt` questions in a row without a route."""
+        if self.missing and backoff.max_ms < MISSING_PAUSE_MS_MAX:
+            backoff = replace(backoff, max_ms=MISSING_PAUSE_MS_MAX)
+        return backoff.wait_ms(attempt, rng)
 
 
 class OutboxRoutes:
@@ -87,15 +101,19 @@ class OutboxRoutes:
                     for each in unsettled
                     if each not in listed
                 }
-            known.route, known.partition_ids, known.problem = route, partition_ids, ""
+            known.route, known.partition_ids = route, partition_ids
+            known.problem, known.refused, known.missing = "", "", False
             known.open = {each.partition_id: each for each in route.open_partitions()}
             known.others = {each: listed[each] for each in unsettled if each in listed}
             self._deleted.discard(subject)
         except KeylaneError as error:
-            log.info("route of %s: %s", subject, error.message)
+            # Of what lasts a log has one line: the same answer comes with each question.
+            level = logging.DEBUG if known.refused == error.message else logging.INFO
+            log.log(level, "route of %s: %s", subject, error.message)
             if isinstance(error, SubjectDeletedError):
                 self._deleted.add(subject)
                 self.known[subject] = known = KnownRoute()
+            known.refused, known.missing = error.message, isinstance(error, _NO_SUBJECT)
             if subject in self._deleted and isinstance(error, _NO_SUBJECT):
                 known.gone = dict.fromkeys(unsettled, SubjectDeletedError(subject=subject))
                 known.problem = _DELETED

@@ -2,11 +2,16 @@
 
 a call to host one that comes late        is refused
 a database that is rebuilt from brokers   gives higher ids, and does not restore the rest of a deleted subject
+
+Subjects may come and go for years, and their ids lie between those of other brokers.  So beyond `RANGES_KEPT` ranges the
+older ones are joined: an id between two of them that is not hosted counts as dropped.  A call to host it would come after
+thousands of later ids were dropped here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 
 from ...protocol.offsets import IntervalSet, Range
 from .records import DroppedBody
@@ -15,6 +20,8 @@ SUBJECTS_MAX = 1_000
 """Deleted subjects that are kept by name; those of older deletions are left out."""
 RANGES_MAX = 10_000
 """Ranges of ids in a record."""
+RANGES_KEPT = 10_000
+"""Ranges of ids that are kept apart.  Half of them, those of the highest ids, stay apart when the others are joined."""
 
 
 class DroppedPartitions:
@@ -24,6 +31,8 @@ class DroppedPartitions:
         self._ids = IntervalSet()
         self._pending: dict[int, DroppedBody] = {}
         """Dropped partitions whose record is not durable yet."""
+        self._ranges_joined = 0
+        """Ranges that were left when they were joined: hosted partitions keep them apart."""
         self.version = 0
         """Rises with each durable record."""
         self.subjects: dict[str, int] = {}
@@ -66,6 +75,30 @@ class DroppedPartitions:
             self.subjects[name] = max(last_id, self.subjects.pop(name, 0))
         while len(self.subjects) > SUBJECTS_MAX:
             del self.subjects[next(iter(self.subjects))]
+
+    @property
+    def too_many(self) -> bool:
+        """There are more ranges than are kept apart: `join` makes them fewer."""
+        return len(self._ids) > max(RANGES_KEPT, self._ranges_joined + RANGES_KEPT // 2)
+
+    def join(self, others: Iterable[int]) -> None:
+        """
+        Join ranges with lower ids, so that there are at most `RANGES_KEPT` and one for each of `others`.
+
+        Not at any time: the log is replayed without it, and a partition may be hosted in it that is not yet here.
+
+        Args:
+            others: every partition that the broker has, or may have again, in any order.
+        """
+        ranges = list(self._ids)
+        starts = [start for start, _ in ranges]
+        apart = {bisect_right(starts, number) for number in (*others, *self._pending)}
+        """Ranges before which one of the others lies."""
+        apart.update(range(len(ranges) - RANGES_KEPT // 2, len(ranges)))
+        joined = IntervalSet()
+        for number, (start, end) in enumerate(ranges):
+            joined.add(start if number in apart or not number else ranges[number - 1][1], end)
+        self._ids, self._ranges_joined = joined, len(joined)
 
     def bodies(self) -> Iterator[DroppedBody]:
         """Records of everything, with what is about to be written."""

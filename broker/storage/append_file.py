@@ -7,11 +7,13 @@ import os
 from collections.abc import Callable, Sequence
 
 from ...protocol.errors import DataFolderError, DiskFullError, FlushFailedError, StorageError
+from ...protocol.errors.failures import open_files_error
 from .kernel_syncs import NOT_TAKEN, KernelSyncs
 
 Buffer = bytes | bytearray | memoryview
 IOV_MAX = 1024
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+OPEN_FILES_ERRORS = (errno.EMFILE, errno.ENFILE)
 _NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -21,6 +23,8 @@ class SyncNotTakenError(Exception):
 
 def disk_error(operation: str, path: str, error: OSError) -> StorageError:
     """The StorageError of an `OSError` that `operation` on `path` raised."""
+    if error.errno in OPEN_FILES_ERRORS:
+        return open_files_error(f"{operation} {path}", operation=operation, path=path)
     text = f"{operation} {path}: {error.strerror or error}"
     if error.errno in _FULL:
         return DiskFullError(text, operation=operation, path=path)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ...protocol.errors import DataFolderError, FlushFailedError, StorageError
-from .append_file import Buffer, RealAppendFile, disk_error
+from .append_file import OPEN_FILES_ERRORS, Buffer, RealAppendFile, disk_error
 from .kernel_syncs import KernelSyncs
 
 log = logging.getLogger("keylane.broker")
@@ -251,6 +251,8 @@ class RealFiles:
             _make_folders(Path(self._root))
             self._lock_descriptor = os.open(self._path("lock"), os.O_RDWR | os.O_CREAT, FILE_MODE)
         except OSError as error:
+            if error.errno in OPEN_FILES_ERRORS:
+                raise disk_error("open", self._path("lock"), error) from error
             raise DataFolderError(
                 f"cannot write in the data folder {self._root}: {error.strerror}", path=self._root
             ) from error

@@ -104,6 +104,8 @@ class Snapshotter:
             chunks = await self._chunks(table.ids() if whole else list(dirty))
             state = self._state
             problems = [text for text in state.problems if text not in state.until_restart]
+            if state.dropped.too_many:
+                state.dropped.join([*table.ids(), *state.orphans, *state.damaged])
             dropped = [(body.ranges, body.subjects) for body in state.dropped.bodies()]
             extra = Extra(dict(state.orphans), problems, retained, sorted(state.damaged), dropped)
             await self._commit.flushed()

@@ -26,6 +26,7 @@ from sqlalchemy.engine import Connection
 from ...protocol.control import Retention
 from ...protocol.routing import PartitionState
 from ..sql.dialect import insert_new, now_ms
+from ..sql.portions import portions
 from ..sql.schema import accepted_folders, brokers, drained, groups, heard, partitions, subjects
 from .brokers import read_openings
 from .subjects import SERVED
@@ -249,8 +250,7 @@ def mark_told(connection: Connection) -> None:
     ids = sorted(connection.execute(untold).scalars())
     lock_groups(connection, ids)
     waiting = set(connection.execute(_waiting).scalars())
-    done = [group_id for group_id in ids if group_id not in waiting]
-    if done:
+    for done in portions([group_id for group_id in ids if group_id not in waiting]):
         connection.execute(sa.update(groups).where(groups.c.group_id.in_(done)).values(told=True))
 
 
@@ -266,6 +266,13 @@ def groups_missed(connection: Connection, broker_group: str) -> bool:
     return connection.execute(here.limit(1)).first() is not None
 
 
+_UNSETTLED: dict[str, Any] = {
+    "settled": False,
+    "version": groups.c.version + 1,
+    "idle_since": None,
+}
+
+
 def forget_heard(connection: Connection, broker_group: str) -> None:
     """Delete what a broker group was told, so that it is told all groups again: its data folder may lack some."""
     there = partitions.c.broker_group == broker_group
@@ -275,9 +282,9 @@ def forget_heard(connection: Connection, broker_group: str) -> None:
     lock_groups(connection, ids)
     hosted = sa.select(partitions.c.partition_id).where(there)
     connection.execute(sa.delete(heard).where(heard.c.partition_id.in_(hosted)))
-    connection.execute(sa.update(groups).where(groups.c.group_id.in_(ids)).values(told=False))
-    for group_id in ids:
-        mark_unsettled(connection, group_id)
+    for some in portions(ids):
+        here = groups.c.group_id.in_(some)
+        connection.execute(sa.update(groups).where(here).values(told=False, **_UNSETTLED))
 
 
 def unheard_children(
@@ -301,13 +308,14 @@ _locked = (
 
 def lock_groups(connection: Connection, ids: Collection[int]) -> set[int]:
     """Lock the groups that exist, and return their ids."""
-    return set(connection.execute(_locked, {"ids": list(ids)}).scalars())
+    locked: set[int] = set()
+    for some in portions(ids):
+        locked.update(connection.execute(_locked, {"ids": some}).scalars())
+    return locked
 
 
 _unsettled = (
-    sa.update(groups)
-    .where(groups.c.group_id == sa.bindparam("of_group"))
-    .values(settled=False, version=groups.c.version + 1, idle_since=None)
+    sa.update(groups).where(groups.c.group_id == sa.bindparam("of_group")).values(**_UNSETTLED)
 )
 
 

@@ -19,6 +19,7 @@ from sqlalchemy.engine import Connection
 from ...protocol.operations import LossView, StepAction
 from ...protocol.routing import PartitionState
 from ..sql.dialect import insert_new
+from ..sql.portions import portions
 from ..sql.schema import brokers, drained, groups, lost_folders, partitions, steps
 
 
@@ -36,17 +37,16 @@ def lose_partitions(connection: Connection, ids: Collection[int]) -> None:
 
 def refuse_folders(connection: Connection, ids: Collection[int]) -> None:
     """Refuse the data folders of these partitions from now on; does nothing without ids."""
-    if not ids:
-        return
-    there = sa.select(partitions.c.broker_group).where(partitions.c.partition_id.in_(ids))
-    folders = sa.select(brokers.c.broker_id, brokers.c.broker_group).where(
-        brokers.c.broker_group.in_(there), brokers.c.broker_id != ""
-    )
-    rows = [dict(row) for row in connection.execute(folders).mappings()]
-    if rows:
-        insert_new(connection, lost_folders, rows)
-        lost = brokers.c.broker_id.in_(row["broker_id"] for row in rows)
-        connection.execute(sa.update(brokers).where(lost).values(expires_at=0))
+    for some in portions(ids):
+        there = sa.select(partitions.c.broker_group).where(partitions.c.partition_id.in_(some))
+        folders = sa.select(brokers.c.broker_id, brokers.c.broker_group).where(
+            brokers.c.broker_group.in_(there), brokers.c.broker_id != ""
+        )
+        rows = [dict(row) for row in connection.execute(folders).mappings()]
+        if rows:
+            insert_new(connection, lost_folders, rows)
+            lost = brokers.c.broker_id.in_(row["broker_id"] for row in rows)
+            connection.execute(sa.update(brokers).where(lost).values(expires_at=0))
 
 
 def read_losses(connection: Connection, ids: Collection[int]) -> tuple[LossView, ...]:

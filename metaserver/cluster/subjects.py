@@ -32,6 +32,7 @@ from ...protocol.routing import (
     split_ranges,
 )
 from ..sql.dialect import insert_new, now_ms
+from ..sql.portions import portions
 from ..sql.schema import partitions, subjects
 from .brokers import lock_brokers, no_host, writable_groups
 from .lost_database import check_not_lost
@@ -347,14 +348,20 @@ _route_versions = sa.select(subjects.c.name, subjects.c.route_version).where(
 
 def route_versions(connection: Connection, names: Sequence[str]) -> dict[str, int]:
     """Return subject → current version of its route."""
-    rows = connection.execute(_route_versions, {"names": names})
-    return {row.name: row.route_version for row in rows}
+    versions: dict[str, int] = {}
+    for some in portions(names):
+        rows = connection.execute(_route_versions, {"names": some})
+        versions.update({row.name: row.route_version for row in rows})
+    return versions
 
 
 def subject_names(connection: Connection, ids: list[int]) -> list[Subject]:
     """Return the names of subjects."""
-    chosen = sa.select(subjects.c.name).where(subjects.c.subject_id.in_(ids))
-    return [Subject(name) for name in connection.execute(chosen).scalars()]
+    names: list[Subject] = []
+    for some in portions(ids):
+        chosen = sa.select(subjects.c.name).where(subjects.c.subject_id.in_(some))
+        names += [Subject(name) for name in connection.execute(chosen).scalars()]
+    return names
 
 
 def subject_summaries(

@@ -13,6 +13,7 @@ from ...protocol.errors import GroupUnknownError
 from ...protocol.ids import MAX_I64, FencingToken, PartitionId, SessionId
 from ...protocol.routing import ConsumeStrategy
 from ..sql.dialect import insert_or_replace, now_ms
+from ..sql.portions import portions
 from ..sql.schema import groups, leases, sessions
 from .leases import Lease
 from .sessions import lock_in_order, sweep_sessions
@@ -123,6 +124,8 @@ def raise_versions(connection: Connection, changed: Collection[SessionId], versi
 
 
 _of_groups = lock_in_order(sessions.c.group_id.in_(sa.bindparam("ids"))).cte("of_groups")
+_every_session = lock_in_order()
+"""With more groups than a statement names."""
 _version = sa.select(groups.c.version).where(groups.c.group_id == sessions.c.group_id)
 _set_group_versions = (
     sa.update(sessions)
@@ -134,9 +137,14 @@ _set_group_versions = (
 def raise_group_versions(connection: Connection, group_ids: Collection[int]) -> None:
     """Note that the grants of every session of these groups have changed; each gets its group's version.
 
-    One statement for all groups: group by group, sessions would be locked in another order than heartbeats lock them.
+    All sessions are locked before the first is changed: group by group, they would be locked in another order than
+    heartbeats lock them.
     """
-    connection.execute(_set_group_versions, {"ids": list(group_ids)})
+    parts = list(portions(group_ids))
+    if len(parts) > 1:
+        connection.execute(_every_session)
+    for some in parts:
+        connection.execute(_set_group_versions, {"ids": some})
 
 
 _leases = sa.select(leases).where(leases.c.group_id == sa.bindparam("of_group"))

@@ -19,6 +19,7 @@ from ..cluster.subjects import PLANNED, SERVED, open_subject_row
 from ..cluster.unfinished import UNFINISHED
 from ..sql.dialect import SqliteMoment, begin_snapshot, now_ms, sqlite_moment
 from ..sql.duties import duty_left_ms, reset_duty
+from ..sql.portions import portions
 from ..sql.schema import (
     groups,
     leases,
@@ -146,8 +147,11 @@ _group_versions = sa.select(groups.c.group_id, groups.c.version).where(
 
 def group_versions(connection: Connection, ids: Collection[int]) -> dict[int, int]:
     """Return the current versions of these groups."""
-    rows = connection.execute(_group_versions, {"ids": list(ids)})
-    return {row.group_id: row.version for row in rows}
+    versions: dict[int, int] = {}
+    for some in portions(ids):
+        rows = connection.execute(_group_versions, {"ids": some})
+        versions.update({row.group_id: row.version for row in rows})
+    return versions
 
 
 _grants_versions = sa.select(sessions.c.session, sessions.c.grants_version).where(
@@ -157,8 +161,11 @@ _grants_versions = sa.select(sessions.c.session, sessions.c.grants_version).wher
 
 def grants_versions(connection: Connection, ids: Collection[int]) -> dict[SessionId, int]:
     """Return the version of the grants of every session of these groups."""
-    rows = connection.execute(_grants_versions, {"ids": list(ids)})
-    return {SessionId(session): version for session, version in rows}
+    versions: dict[SessionId, int] = {}
+    for some in portions(ids):
+        rows = connection.execute(_grants_versions, {"ids": some})
+        versions.update({SessionId(session): version for session, version in rows})
+    return versions
 
 
 def list_groups(connection: Connection, subject: str) -> GroupList:

@@ -14,10 +14,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..sql.dialect import now_ms
+from ..sql.portions import portions
 from ..sql.schema import groups, sessions, subjects
-
-GROUPS_AT_ONCE = 5_000
-"""Groups of one statement: PostgreSQL takes 32,767 parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +60,8 @@ _idle = (
 def note_idle(connection: Connection) -> None:
     """Begin to count for groups that have no session now."""
     ids = list(connection.execute(_newly_idle).scalars())
-    for first in range(0, len(ids), GROUPS_AT_ONCE):
+    for portion in portions(ids):
         # Looked at again under the locks: a join that held one may have begun a session.
-        portion = ids[first : first + GROUPS_AT_ONCE]
         here = sa.and_(groups.c.group_id.in_(portion), _without_session)
         connection.execute(sa.update(groups).where(here).values(idle_since=now_ms()))
 

@@ -26,12 +26,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ...protocol.clock import Clock
 from ...protocol.errors import ConfigError, DataFolderError
+from ...protocol.errors.failures import open_files_error
 from ...protocol.membership.versions import VERSION
 from ...protocol.text import UNREADABLE_URL
 from .clock_restart import adopt_boot
 from .cluster_facts import open_cluster
 from .dialect import BEGIN_READ, BUSY_MS, prepare_sqlite
 from .group_write import GroupWriter
+from .open_files import few_files_left
 from .sqlite_driver import SqliteTransactions
 
 if TYPE_CHECKING:
@@ -213,6 +215,10 @@ def _embedded(folder: Path) -> URL:
     try:
         sqlite3.connect(folder / FILE).close()
     except sqlite3.Error as error:
+        if few_files_left():
+            raise open_files_error(
+                f"cannot use the database {folder / FILE}", operation="open", path=str(folder)
+            ) from error
         raise DataFolderError(
             f"cannot use the database {folder / FILE}: {error}; give a folder this user may write",
             operation="open",

@@ -10,7 +10,9 @@ from sqlalchemy.engine import URL, Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ...protocol.errors import DataFolderError, DiskFullError, StorageError
+from ...protocol.errors.failures import open_files_error
 from ...protocol.text import without_password
+from .open_files import few_files_left
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -96,6 +98,10 @@ def storage_error(error: Exception, url: URL) -> StorageError:
         lines[0] if lines else "no answer in time, or another transaction holds a row that it needs"
     )  # a TimeoutError says nothing
     where = without_password(url.render_as_string(hide_password=True))
+    if "unable to open" in said and few_files_left():
+        return open_files_error(
+            f"cannot use the database {where}", operation="open", path=url.database or ""
+        )
     if "unable to open" in said or "readonly" in said or "not a database" in said:
         return DataFolderError(
             f"cannot use the database {where}: {said}; give a folder this user may write, "

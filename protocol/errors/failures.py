@@ -195,6 +195,18 @@ class StorageError(KeylaneError):
     path = Detail(str)
 
 
+def open_files_error(text: str, *, operation: str, path: str) -> StorageError:
+    """The error of a disk or a database for which the process may not open another file."""
+    error = StorageError(
+        f"{text}: too many open files of this process or machine", operation=operation, path=path
+    )
+    error.hint = (
+        "Raise the limit of open files: `ulimit -n 65536` in the shell that starts it, `LimitNOFILE=65536` in a "
+        "systemd unit."
+    )
+    return error
+
+
 class CorruptLogError(StorageError):
     """The log is damaged, and not only by a write that was cut at its end."""
 

@@ -56,6 +56,7 @@ MACHINE = [
     "testing/*.py",  # names data folders, which lie in memory
     "metaserver/sql/database.py",  # where the SQLite file lies
     "metaserver/sql/migrate.py",  # where the migrations lie
+    "metaserver/sql/open_files.py",  # tries whether a file can be opened
     "spark/reprocess/folder.py",  # the files of a job's output
     "consumer/manifest_file.py",  # which a group goes on behind
     "spark/session.py",  # PySpark takes its settings from the environment

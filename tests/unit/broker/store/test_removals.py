@@ -11,6 +11,7 @@ import pytest
 from keylane.broker import metrics as series_of_metrics
 from keylane.broker.control import BrokerControl
 from keylane.broker.metrics import keep_series
+from keylane.broker.partition import dropped
 from keylane.broker.partition.image import image_of, partition_of
 from keylane.broker.retention.loop import Cleaning
 from keylane.broker.store.first_offsets import correct_first_offsets
@@ -210,6 +211,26 @@ async def test_whole_snapshot_does_not_bring_a_partition_back_when_only_changes_
     assert set(shed.store.state.partitions) == {2}
     page = await shed.control.list(None, {})
     assert (page.dropped, page.dropped_id) == ({facts(1).subject: 9}, 1)
+
+
+async def test_hosted_partition_stays_when_a_snapshot_joins_the_dropped_ones_around_it(
+    shed: Shed, monkeypatch
+):
+    """Also after a kill, with the snapshot; an id that was never hosted between old ones is refused then."""
+    monkeypatch.setattr(dropped, "RANGES_KEPT", 4)
+    await shed.desk.host(16)
+    for number in range(5, 40, 2):
+        await shed.drop(number, subject="s")
+    for _ in range(2):
+        assert await shed.store.snapshotter.write()
+        ranges = [each for body in shed.store.state.dropped.bodies() for each in body.ranges]
+        assert ranges == [(5, 16), (17, 36), (37, 38), (39, 40)]
+        assert set(shed.store.state.partitions) == {1, 2, 16}
+        shed.kill()
+    with pytest.raises(PartitionInUseError):
+        await shed.desk.host(6)
+    await shed.desk.host(38)
+    await shed.desk.host(41)
 
 
 async def test_segments_go_at_any_age_when_all_their_messages_are_of_dropped_partitions(shed: Shed):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 import pytest
 import sqlalchemy as sa
 
@@ -9,6 +11,8 @@ from keylane.metaserver.catalogue.accepted import accept_complete, accept_folder
 from keylane.metaserver.cluster import heard as hearing
 from keylane.metaserver.cluster.brokers import note_refused, report_broker
 from keylane.metaserver.cluster.heard import (
+    forget_heard,
+    lock_groups,
     mark_told,
     note_heard,
     read_announcements,
@@ -16,7 +20,9 @@ from keylane.metaserver.cluster.heard import (
     untold_groups,
 )
 from keylane.metaserver.groups.lease_rows import note_drained, read_grants, settle_group
+from keylane.metaserver.groups.locked_group import raise_group_versions
 from keylane.metaserver.groups.sessions import join_group
+from keylane.metaserver.groups.views import grants_versions, group_versions
 from keylane.metaserver.operations.journal import claim_operation, finish_round
 from keylane.metaserver.sql.schema import (
     drained,
@@ -334,3 +340,57 @@ def test_older_copy_is_refused_when_a_child_is_hosted_since_it_was_looked_at():
         rows.run(accept_complete, "g1", AcceptFolder(), hosted)
     with pytest.raises(FolderBehindError):
         rows.run(report_broker, report_of("1", end=100), ttl_ms=1_000)
+
+
+MANY_GROUPS = 33_000
+"""More than the 32,767 parameters that a statement may have on PostgreSQL, or the 32,766 on SQLite."""
+
+
+def with_many_groups(*, told: bool) -> Groups:
+    """A database whose statements take no more parameters than SQLite takes by default."""
+    rows = Groups()
+
+    def write(connection: sa.Connection) -> None:
+        raw = connection.connection.driver_connection
+        while not hasattr(raw, "setlimit"):
+            raw = raw._connection
+        raw.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 32_766)
+        some = [
+            {"subject_id": 1, "name": f"g{number}", "last_token": 0, "version": 0,
+             "settled": True, "route_version": 1, "told": told}
+            for number in range(MANY_GROUPS)
+        ]  # fmt: skip
+        connection.execute(sa.insert(groups), some)
+
+    rows.run(write)
+    return rows
+
+
+def test_groups_are_locked_and_marked_told_when_a_statement_cannot_name_all():
+    """All of them, in one transaction."""
+    rows = with_many_groups(told=False)
+    rows.run(lambda connection: connection.execute(sa.update(subjects).values(retention="time")))
+    ids = list(range(1, MANY_GROUPS + 2))  # the last one does not exist
+    assert rows.run(lock_groups, ids) == set(ids[:-1])
+    rows.run(mark_told)
+    assert rows.run(untold_groups) == 0
+
+
+def test_groups_are_told_again_when_a_statement_cannot_name_all():
+    """Each of them is marked to be settled too."""
+    rows = with_many_groups(told=True)
+    rows.run(forget_heard, "g1")
+    assert rows.run(untold_groups) == MANY_GROUPS
+    marked = sa.select(sa.func.count()).where(sa.not_(groups.c.settled), groups.c.version == 1)
+    assert rows.run(lambda connection: connection.execute(marked).scalar_one()) == MANY_GROUPS
+
+
+def test_versions_are_read_and_raised_when_a_statement_cannot_name_all_groups():
+    """Heartbeats that wait at one metaserver may be of all these groups, and an accepted copy may concern them."""
+    rows = with_many_groups(told=True)
+    ids = range(1, MANY_GROUPS + 1)
+    assert rows.run(group_versions, ids) == dict.fromkeys(ids, 0)
+    begun = Join(subject="s", group="g7", session="a" * 16)
+    assert rows.run(join_group, begun, sessions_max=9).group_id == 8
+    rows.run(raise_group_versions, ids)
+    assert list(rows.run(grants_versions, ids)) == ["a" * 16]

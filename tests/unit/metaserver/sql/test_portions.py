@@ -1,0 +1,20 @@
+"""Long lists of ids in several statements."""
+
+from __future__ import annotations
+
+from keylane.metaserver.sql.portions import IDS_AT_ONCE, portions
+
+
+def test_portions_have_each_id_once_and_ascend_when_ids_are_many():
+    """Rows are locked in the same order as by one statement."""
+    ids = [*range(2 * IDS_AT_ONCE, -1, -1), 7, 7]
+    sizes = [len(portion) for portion in portions(ids)]
+    assert sizes == [IDS_AT_ONCE, IDS_AT_ONCE, 1]
+    assert [each for portion in portions(ids) for each in portion] == list(
+        range(2 * IDS_AT_ONCE + 1)
+    )
+
+
+def test_portions_are_none_when_there_is_no_id():
+    """A statement is executed for none."""
+    assert list(portions([])) == []

@@ -1,0 +1,61 @@
+"""Routes of subjects whose rows wait."""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import Any
+
+from keylane.outbox.routes import MISSING_PAUSE_MS_MAX, KnownRoute, OutboxRoutes
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.errors import KeylaneError, SubjectUnknownError, UnreachableError
+from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
+
+PARTITION = Partition(
+    partition_id=1, name="p", queue=0, range_start=0, range_end=1024, broker_group="g",
+    state=PartitionState.OPEN,
+)  # fmt: skip
+ROUTE = Route(subject="s", version=1, order_strategy=OrderStrategy.STRICT, partitions=(PARTITION,))
+
+
+class Meta:
+    """A metaserver that answers with what it is given, in turn."""
+
+    def __init__(self, *answers: Route | KeylaneError) -> None:
+        self.answers = list(answers)
+
+    async def route_to_send(self, _subject: str, **_more: Any) -> Route:
+        answer = self.answers.pop(0)
+        if isinstance(answer, KeylaneError):
+            raise answer
+        return answer
+
+
+def pauses_ms(known: KnownRoute) -> list[int]:
+    return [known.pause_ms(attempt, Backoff(), random.Random(7)) for attempt in range(1, 30)]
+
+
+async def test_missing_subject_is_asked_for_ever_less_often_and_said_once_until_it_appears(caplog):
+    """A row whose subject is never created asked each metaserver every 2 s, with a line each time."""
+    caplog.set_level(logging.INFO, logger="keylane.outbox")
+    missing = SubjectUnknownError(subject="s")
+    meta: Any = Meta(*[missing] * 5, UnreachableError("gone"), missing, ROUTE)
+    routes = OutboxRoutes(meta)
+    for _ in range(5):
+        known = await routes.ask("s", ())
+    longest = pauses_ms(known)
+    assert MISSING_PAUSE_MS_MAX / 2 <= max(longest) <= MISSING_PAUSE_MS_MAX
+    assert max(longest[:5]) <= 800  # a subject that is created soon is found soon
+    assert [each.getMessage() for each in caplog.records] == [f"route of s: {missing.message}"]
+    assert max(pauses_ms(await routes.ask("s", ()))) <= 2_000  # no answer says nothing of it
+    assert (await routes.ask("s", ())).missing
+    known = await routes.ask("s", ())
+    assert (known.problem, known.missing) == ("", False)
+    assert max(pauses_ms(known)) <= 2_000
+
+
+def test_pause_for_a_missing_subject_is_the_longer_one_that_is_set():
+    """A program that waits longer for all is not made to ask more often."""
+    slow = Backoff(max_ms=600_000)
+    known = KnownRoute(missing=True)
+    assert known.pause_ms(30, slow, random.Random(7)) > MISSING_PAUSE_MS_MAX
