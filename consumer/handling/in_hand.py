@@ -38,8 +38,8 @@ class _Lane:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         """Waiting, by offset."""
-        self.due_ns: dict[int, int] = {}
-        """By offset of a message that was given back: when it is handed out again, at the earliest."""
+        self.due_ns: dict[tuple[int, int], int] = {}
+        """By partition and offset of a message that was given back: when it is handed out again, at the earliest."""
         self.out: dict[int, Message] = {}
         """By `id`: handed out, and neither acked nor given back; in the order of their hand-out."""
 
@@ -153,7 +153,7 @@ class InHand:
         back = [message, *_behind(lane, message)]
         lane.out.pop(id(message), None)
         self._take_back(lane, back)
-        lane.due_ns[message.offset] = due_ns
+        lane.due_ns[_place(message)] = due_ns
         self._push(key, lane)
         return back
 
@@ -227,7 +227,7 @@ class InHand:
 
     def _take_first(self, lane: _Lane) -> Message:
         message = lane.messages.pop(0)
-        lane.due_ns.pop(message.offset, None)
+        lane.due_ns.pop(_place(message), None)
         lane.out[id(message)] = message
         self.waiting -= 1
         return message
@@ -250,7 +250,7 @@ class InHand:
         while arrived and len(taken) < count:
             message = arrived.popleft()
             key = message.key
-            lane = lanes.get(key or (message.partition_id, message.offset)) if lanes else None
+            lane = lanes.get(key or _place(message)) if lanes else None
             if lane is None:
                 if ordered and key:
                     lanes[key] = message
@@ -286,7 +286,7 @@ class InHand:
         while arrived:
             message = arrived.popleft()
             key = message.key
-            if lanes and (key or (message.partition_id, message.offset)) in lanes:
+            if lanes and (key or _place(message)) in lanes:
                 self._hold(message)
                 continue
             if ordered and key:
@@ -319,7 +319,7 @@ class InHand:
     def acked(self, message: Message) -> bool:
         """Note that a message that was handed out is acked, or will not be; True if its lane has another one."""
         self.hand.spread()
-        key = message.key or (message.partition_id, message.offset)
+        key = message.key or _place(message)
         lane = self._lanes.get(key)
         if lane is message:
             del self._lanes[key]
@@ -390,7 +390,7 @@ class InHand:
 
     @staticmethod
     def _due_ns(lane: _Lane) -> int:
-        return lane.due_ns.get(lane.messages[0].offset, 0)
+        return lane.due_ns.get(_place(lane.messages[0]), 0)
 
 
 def _runs(messages: list[Message]) -> list[tuple[Any, list[Message]]]:
@@ -411,4 +411,8 @@ def _behind(lane: _Lane, message: Message) -> list[Message]:
 
 def _key(message: Message) -> _Key:
     """The lane of a message: that of its key, or one of its own if it has none."""
-    return message.key or (message.partition_id, message.offset)
+    return message.key or _place(message)
+
+
+def _place(message: Message) -> tuple[int, int]:
+    return message.partition_id, message.offset

@@ -139,4 +139,8 @@ class ParkContext:
 
     async def pause(self, failures: int) -> None:
         """Wait before the next try."""
-        await asyncio.sleep(self.settings.backoff.wait_ms(failures, self.rng) / 1000)
+        await asyncio.sleep(self.pause_ns(failures) / 1e9)
+
+    def pause_ns(self, failures: int) -> int:
+        """How long to wait after so many failures in a row."""
+        return self.settings.backoff.wait_ms(failures, self.rng) * 1_000_000

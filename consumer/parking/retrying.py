@@ -19,18 +19,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
 import logging
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from ...protocol.errors import FencedError, KeylaneError
 from ...protocol.ids import MAX_I64
 from ...protocol.message import Message
-from ...protocol.offsets import IntervalSet, Range
+from ...protocol.offsets import Range
 from ...protocol.parked import RETRIED, Failure, ParkedKeyRow, Shift, crash_of
 from ...protocol.text import counted
 from .context import ParkContext
+from .due_tries import DueTries, Taken
 from .park_sender import ParkSender
 from .redrive import AT_ONCE_MAX, WINDOW, RedriveDelivery, Redrives
 
@@ -41,15 +40,6 @@ RETRIES_MAX = 100_000
 CAREFUL_MS = 30_000
 LONG_S = 5.0
 """The careful part waits for a message for so long."""
-
-
-class _Waiting(NamedTuple):
-    due_ns: int
-    number: int
-    key: int
-    source: int
-    start: int
-    end: int
 
 
 class RetryDelivery(RedriveDelivery):
@@ -90,8 +80,7 @@ class Retrying:
         self._client = context.client
         self._sender = sender
         self._redrives = redrives
-        self._waiting: list[_Waiting] = []
-        self._number = 0
+        self._due = DueTries()
         self._begun = False
         self._careful_until_ns = 0
         self._changed = asyncio.Event()
@@ -114,7 +103,7 @@ class Retrying:
     @property
     def has_room(self) -> bool:
         """True if more messages may wait for retry."""
-        return len(self._waiting) < RETRIES_MAX
+        return len(self._due) < RETRIES_MAX
 
     async def wait_for_room(self) -> None:
         """Wait while too many messages wait for retry."""
@@ -200,8 +189,7 @@ class Retrying:
         )
 
     def _add(self, key: int, source: int, part: Range, due_ns: int) -> None:
-        self._number += 1
-        heapq.heappush(self._waiting, _Waiting(due_ns, self._number, key, source, *part))
+        self._due.add(key, source, part, due_ns)
         self._changed.set()
         if self._running is None and self._context.owner.redrives:
             self._running = self._context.spawn(self._run, "retry")
@@ -210,7 +198,8 @@ class Retrying:
     async def _run(self) -> None:
         while True:
             self._changed.clear()
-            left_ns = self._waiting[0].due_ns - self._client.boot_ns() if self._waiting else None
+            next_ns = self._due.next_ns
+            left_ns = None if next_ns is None else next_ns - self._client.boot_ns()
             if left_ns is None or left_ns > 0:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(None if left_ns is None else left_ns / 1e9):
@@ -221,21 +210,22 @@ class Retrying:
             if self._client.acked_to_end:
                 self._turns.release()
                 return
-            if careful:
-                async with self._context.owner.alone.taken(LONG_S):
-                    task = self._try_due(careful=True)
-                    if task is not None:
-                        await asyncio.wait([task], timeout=LONG_S)
-            else:
-                task = self._try_due(careful=False)
-            if task is None:
-                return
+            alone = self._context.owner.alone
+            async with alone.taken(LONG_S) if careful else contextlib.nullcontext():
+                taken = self._due.take(1 if careful else WINDOW, self._client.boot_ns())
+                if taken is None:
+                    self._turns.release()
+                    continue
+                self._room.set()
+                task = self._begin_try(taken, careful=careful)
+                if task is None:
+                    return
+                if careful:
+                    await asyncio.wait([task], timeout=LONG_S)
 
-    def _try_due(self, *, careful: bool) -> asyncio.Task[None] | None:
-        key, source, ranges = self._take_due(1 if careful else WINDOW)
-
+    def _begin_try(self, taken: Taken, *, careful: bool) -> asyncio.Task[None] | None:
         async def body() -> None:
-            await self._try(key, source, ranges, careful=careful)
+            await self._try(taken, careful=careful)
 
         task = self._context.spawn(body, "retry of")
         if task is None:
@@ -250,25 +240,8 @@ class Retrying:
         self._turns.release()
         self._client.settled()
 
-    def _take_due(self, count: int) -> tuple[int, int, list[Range]]:
-        """Due messages of one number of tries and one source: up to `count`, by offset."""
-        now_ns, waiting = self._client.boot_ns(), self._waiting
-        key, source = waiting[0].key, waiting[0].source
-        taken: list[Range] = []
-        while waiting and count > 0:
-            first = waiting[0]
-            if first.due_ns > now_ns or (first.key, first.source) != (key, source):
-                break
-            heapq.heappop(waiting)
-            end = min(first.end, first.start + count)
-            taken.append((first.start, end))
-            count -= end - first.start
-            if end < first.end:
-                heapq.heappush(waiting, first._replace(start=end))
-        self._room.set()
-        return key, source, list(IntervalSet(taken))
-
-    async def _try(self, key: int, source: int, ranges: list[Range], *, careful: bool) -> None:
+    async def _try(self, taken: Taken, *, careful: bool) -> None:
+        key, source, ranges, _ = taken
         attempt = key + 1 if key > 0 else -key
         try:
             if careful and key > 0:
@@ -284,9 +257,12 @@ class Retrying:
                 self._context.log_name,
                 error.message,
             )
-            await self._context.pause(1)
-            self._put_back(key, source, ranges)
+            now_ns = self._client.boot_ns()
+            self._due.failed(taken._replace(key=key), ranges, now_ns, self._context.pause_ns)
+            self._changed.set()
             return
+        self._due.answered(source)
+        self._changed.set()
         if upto == ranges[0][0]:
             await self._context.pause(1)
         self._put_back(key, source, [(max(low, upto), high) for low, high in ranges if high > upto])

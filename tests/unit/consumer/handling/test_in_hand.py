@@ -174,3 +174,16 @@ class CollectMachine(RuleBasedStateMachine):
 
 TestCollect = CollectMachine.TestCase
 TestInHand = InHandMachine.TestCase
+
+
+def test_pause_of_a_message_is_its_own_when_another_partition_has_its_offset():
+    """A dead letter of an earlier partition has the key, and may have the offset, of a message."""
+    lanes = InHand()
+    here, earlier = (Message("s", b"a", b"", 7, partition_id, 0) for partition_id in (2, 1))
+    assert lanes.collect(deque([here, earlier]), 2, 0, ordered=True) == [here, earlier]
+    lanes.give_back(earlier, 0)
+    lanes.give_back(here, 5 * S)
+    assert lanes.take(0) is earlier
+    lanes.acked(earlier)
+    assert lanes.take(4 * S) is None
+    assert lanes.take(5 * S) is here

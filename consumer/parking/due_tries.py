@@ -1,0 +1,130 @@
+"""Messages that wait for retry, by the time when they are due, and the sources whose messages could not be read.  Pure.
+
+    add ─▶ by due time ─▶ take ─▶ read ─┬─ answered: what was held is due
+              ▲                         ╰─ failed: due again after a pause, longer with each failure in a row
+              ╰──────── held ◀── due while a failed read of its source is not made up for
+
+Invariants
+    While the reads of a source fail, one take of it at a time asks its broker; all else of it that is due is held.
+    Other sources are not held up.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from ...protocol.offsets import IntervalSet, Range
+
+
+class _Waiting(NamedTuple):
+    due_ns: int
+    number: int
+    key: int
+    source: int
+    start: int
+    end: int
+
+
+class Taken(NamedTuple):
+    """Due messages of one number of tries and one source."""
+
+    key: int
+    source: int
+    ranges: list[Range]
+    asks: bool
+    """True if it asks whether a source whose reads failed answers again."""
+
+
+class _Failing:
+    """A source whose last read failed."""
+
+    __slots__ = ("asking", "failures", "held", "until_ns")
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.until_ns = 0
+        self.asking = False
+        self.held: list[_Waiting] = []
+
+
+class DueTries:
+    """What waits for retry on one partition; every time is nanoseconds of the boot clock."""
+
+    def __init__(self) -> None:
+        self._waiting: list[_Waiting] = []
+        self._number = 0
+        self._failing: dict[int, _Failing] = {}
+        """By source."""
+
+    def __len__(self) -> int:
+        """The number of ranges of offsets that wait."""
+        return len(self._waiting) + sum(len(each.held) for each in self._failing.values())
+
+    @property
+    def next_ns(self) -> int | None:
+        """When to call `take`; None: what waits, if anything does, waits for a take that is under way."""
+        return self._waiting[0].due_ns if self._waiting else None
+
+    def add(self, key: int, source: int, part: Range, due_ns: int) -> None:
+        """Have a range of offsets wait until `due_ns`, after `key` tries."""
+        heapq.heappush(self._waiting, self._numbered(key, source, part, due_ns))
+
+    def _numbered(self, key: int, source: int, part: Range, due_ns: int) -> _Waiting:
+        self._number += 1
+        return _Waiting(due_ns, self._number, key, source, *part)
+
+    def take(self, count: int, now_ns: int) -> Taken | None:
+        """Up to `count` messages that are due; None if there are none, or the first was held."""
+        waiting = self._waiting
+        if not waiting or waiting[0].due_ns > now_ns:
+            return None
+        key, source = waiting[0].key, waiting[0].source
+        failing = self._failing.get(source)
+        if failing is not None:
+            if failing.asking or now_ns < failing.until_ns:
+                failing.held.append(heapq.heappop(waiting))
+                return None
+            failing.asking = True
+        taken: list[Range] = []
+        while waiting and count > 0:
+            first = waiting[0]
+            if first.due_ns > now_ns or (first.key, first.source) != (key, source):
+                break
+            heapq.heappop(waiting)
+            end = min(first.end, first.start + count)
+            taken.append((first.start, end))
+            count -= end - first.start
+            if end < first.end:
+                heapq.heappush(waiting, first._replace(start=end))
+        return Taken(key, source, list(IntervalSet(taken)), failing is not None)
+
+    def answered(self, source: int) -> None:
+        """Note that a read of this source was answered."""
+        failing = self._failing.pop(source, None)
+        for each in failing.held if failing is not None else ():
+            heapq.heappush(self._waiting, each)
+
+    def failed(
+        self, taken: Taken, ranges: Iterable[Range], now_ns: int, pause_ns: Callable[[int], int]
+    ) -> None:
+        """
+        Have what was taken wait again, because it could not be read.
+
+        Args:
+            ranges: those of `taken`.
+            pause_ns: how long to wait after so many failures in a row.
+        """
+        key, source, _, asks = taken
+        failing = self._failing.get(source)
+        if failing is not None and not asks:  # it began before the first failure
+            failing.held += [self._numbered(key, source, part, now_ns) for part in ranges]
+            return
+        if failing is None:
+            failing = self._failing[source] = _Failing()
+        failing.failures += 1
+        failing.asking = False
+        failing.until_ns = now_ns + pause_ns(failing.failures)
+        for part in ranges:
+            self.add(key, source, part, failing.until_ns)

@@ -1,0 +1,95 @@
+"""What waits for retry: when it is due, and what is held while a source cannot be read."""
+
+from __future__ import annotations
+
+from keylane.consumer.parking.due_tries import DueTries, Taken
+
+PAUSE_NS = 100
+DEAD, ALIVE = 1, 2
+
+
+def pause_ns(failures: int) -> int:
+    return PAUSE_NS * failures
+
+
+def tries(*sources: int) -> DueTries:
+    """Two messages of each source are due at 0."""
+    due = DueTries()
+    for source in sources:
+        for offset in (10, 20):
+            due.add(offset, source, (offset, offset + 1), 0)  # of a number of tries each
+    return due
+
+
+def take(due: DueTries, now_ns: int, count: int = 10) -> Taken:
+    taken = due.take(count, now_ns)
+    assert taken is not None
+    return taken
+
+
+def fail(due: DueTries, taken: Taken, now_ns: int) -> None:
+    due.failed(taken, taken.ranges, now_ns, pause_ns)
+
+
+def test_take_gives_up_to_a_count_of_one_source_and_number_of_tries():
+    due = DueTries()
+    due.add(1, ALIVE, (0, 3), 0)
+    due.add(1, ALIVE, (3, 8), 0)
+    due.add(2, ALIVE, (8, 9), 0)
+    assert take(due, 0, count=5) == (1, ALIVE, [(0, 5)], False)
+    assert len(due) == 2
+    assert take(due, 0) == (1, ALIVE, [(5, 8)], False)
+    assert take(due, 0) == (2, ALIVE, [(8, 9)], False)
+    assert due.take(1, 0) is None
+
+
+def test_take_gives_nothing_before_it_is_due():
+    due = DueTries()
+    due.add(1, ALIVE, (0, 1), 7)
+    assert due.next_ns == 7
+    assert due.take(1, 6) is None
+    assert len(due) == 1
+    assert take(due, 7).ranges == [(0, 1)]
+
+
+def test_failing_source_is_asked_by_one_take_at_a_time_after_longer_and_longer_pauses():
+    due = tries(DEAD)
+    fail(due, take(due, 0), 0)
+    assert due.take(1, 0) is None  # the other message is held
+    assert due.next_ns == PAUSE_NS
+    asking = take(due, PAUSE_NS)
+    assert asking.asks
+    assert due.take(1, PAUSE_NS) is None
+    assert due.next_ns is None
+    fail(due, asking, PAUSE_NS)
+    assert due.next_ns == PAUSE_NS + 2 * PAUSE_NS
+    assert len(due) == 2
+
+
+def test_reads_that_were_under_way_when_a_source_failed_are_one_failure():
+    due = tries(DEAD)
+    under_way = [take(due, 0), take(due, 0)]
+    for taken in under_way:
+        fail(due, taken, 0)
+    assert len(due) == 2
+    assert take(due, PAUSE_NS).asks
+    assert due.take(1, 10 * PAUSE_NS) is None
+
+
+def test_held_messages_are_due_when_their_source_answers():
+    due = tries(DEAD)
+    fail(due, take(due, 0), 0)
+    assert due.take(1, 0) is None
+    take(due, PAUSE_NS)
+    due.answered(DEAD)
+    again = take(due, PAUSE_NS)
+    assert again == (20, DEAD, [(20, 21)], False)
+    fail(due, again, PAUSE_NS)
+    assert due.next_ns == 2 * PAUSE_NS  # the failures before do not count
+
+
+def test_other_sources_go_on_when_a_source_fails():
+    due = tries(DEAD, ALIVE)
+    fail(due, take(due, 0), 0)
+    taken = [due.take(10, 0) for _ in range(3)]
+    assert [each.ranges for each in taken if each is not None] == [[(10, 11)], [(20, 21)]]
