@@ -142,5 +142,5 @@ class ParkContext:
         await asyncio.sleep(self.pause_ns(failures) / 1e9)
 
     def pause_ns(self, failures: int) -> int:
-        """How long to wait after so many failures in a row."""
+        """How long to wait after this number of failures in a row."""
         return self.settings.backoff.wait_ms(failures, self.rng) * 1_000_000

@@ -27,7 +27,7 @@ class _Waiting(NamedTuple):
     end: int
 
 
-class Taken(NamedTuple):
+class DueTry(NamedTuple):
     """Due messages of one number of tries and one source."""
 
     key: int
@@ -75,7 +75,7 @@ class DueTries:
         self._number += 1
         return _Waiting(due_ns, self._number, key, source, *part)
 
-    def take(self, count: int, now_ns: int) -> Taken | None:
+    def take(self, count: int, now_ns: int) -> DueTry | None:
         """Up to `count` messages that are due; None if there are none, or the first was held."""
         waiting = self._waiting
         if not waiting or waiting[0].due_ns > now_ns:
@@ -98,7 +98,7 @@ class DueTries:
             count -= end - first.start
             if end < first.end:
                 heapq.heappush(waiting, first._replace(start=end))
-        return Taken(key, source, list(IntervalSet(taken)), failing is not None)
+        return DueTry(key, source, list(IntervalSet(taken)), failing is not None)
 
     def answered(self, source: int) -> None:
         """Note that a read of this source was answered."""
@@ -107,14 +107,14 @@ class DueTries:
             heapq.heappush(self._waiting, each)
 
     def failed(
-        self, taken: Taken, ranges: Iterable[Range], now_ns: int, pause_ns: Callable[[int], int]
+        self, taken: DueTry, ranges: Iterable[Range], now_ns: int, pause_ns: Callable[[int], int]
     ) -> None:
         """
         Have what was taken wait again, because it could not be read.
 
         Args:
             ranges: those of `taken`.
-            pause_ns: how long to wait after so many failures in a row.
+            pause_ns: how long to wait, by the number of failures in a row.
         """
         key, source, _, asks = taken
         failing = self._failing.get(source)

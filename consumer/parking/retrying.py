@@ -29,7 +29,7 @@ from ...protocol.offsets import Range
 from ...protocol.parked import RETRIED, Failure, ParkedKeyRow, Shift, crash_of
 from ...protocol.text import counted
 from .context import ParkContext
-from .due_tries import DueTries, Taken
+from .due_tries import DueTries, DueTry
 from .park_sender import ParkSender
 from .redrive import AT_ONCE_MAX, WINDOW, RedriveDelivery, Redrives
 
@@ -223,7 +223,7 @@ class Retrying:
                 if careful:
                     await asyncio.wait([task], timeout=LONG_S)
 
-    def _begin_try(self, taken: Taken, *, careful: bool) -> asyncio.Task[None] | None:
+    def _begin_try(self, taken: DueTry, *, careful: bool) -> asyncio.Task[None] | None:
         async def body() -> None:
             await self._try(taken, careful=careful)
 
@@ -240,7 +240,7 @@ class Retrying:
         self._turns.release()
         self._client.settled()
 
-    async def _try(self, taken: Taken, *, careful: bool) -> None:
+    async def _try(self, taken: DueTry, *, careful: bool) -> None:
         key, source, ranges, _ = taken
         attempt = key + 1 if key > 0 else -key
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keylane.consumer.parking.due_tries import DueTries, Taken
+from keylane.consumer.parking.due_tries import DueTries, DueTry
 
 PAUSE_NS = 100
 DEAD, ALIVE = 1, 2
@@ -21,13 +21,13 @@ def tries(*sources: int) -> DueTries:
     return due
 
 
-def take(due: DueTries, now_ns: int, count: int = 10) -> Taken:
+def take(due: DueTries, now_ns: int, count: int = 10) -> DueTry:
     taken = due.take(count, now_ns)
     assert taken is not None
     return taken
 
 
-def fail(due: DueTries, taken: Taken, now_ns: int) -> None:
+def fail(due: DueTries, taken: DueTry, now_ns: int) -> None:
     due.failed(taken, taken.ranges, now_ns, pause_ns)
 
 
