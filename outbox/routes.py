@@ -48,14 +48,16 @@ class KnownRoute:
     """Why the last question was not answered."""
     refused: str = ""
     """The text of the error that answered the last question."""
-    missing: bool = False
-    """The last answer was that there is no such subject."""
+    missing: int = 0
+    """Answers in a row that there is no such subject."""
 
     def pause_ms(self, attempt: int, backoff: Backoff, rng: random.Random) -> int:
         """Milliseconds to wait after `attempt` questions in a row without a route."""
-        if self.missing and backoff.max_ms < MISSING_PAUSE_MS_MAX:
-            backoff = replace(backoff, max_ms=MISSING_PAUSE_MS_MAX)
-        return backoff.wait_ms(attempt, rng)
+        if not self.missing:
+            return backoff.wait_ms(attempt, rng)
+        # Not by `attempt`: a metaserver that comes back may miss its subjects for a moment, while it is rebuilt.
+        longest = replace(backoff, max_ms=max(backoff.max_ms, MISSING_PAUSE_MS_MAX))
+        return longest.wait_ms(self.missing, rng)
 
 
 class OutboxRoutes:
@@ -87,6 +89,7 @@ class OutboxRoutes:
         known = self.known.setdefault(subject, KnownRoute())
         try:
             route = await self._route(subject, known)
+            known.missing = 0
             if known.route is not None and route.version < known.route.version:
                 known.problem = "the metaserver's route is older than the one followed"
                 return known
@@ -102,7 +105,7 @@ class OutboxRoutes:
                     if each not in listed
                 }
             known.route, known.partition_ids = route, partition_ids
-            known.problem, known.refused, known.missing = "", "", False
+            known.problem = known.refused = ""
             known.open = {each.partition_id: each for each in route.open_partitions()}
             known.others = {each: listed[each] for each in unsettled if each in listed}
             self._deleted.discard(subject)
@@ -110,10 +113,11 @@ class OutboxRoutes:
             # Of what lasts a log has one line: the same answer comes with each question.
             level = logging.DEBUG if known.refused == error.message else logging.INFO
             log.log(level, "route of %s: %s", subject, error.message)
+            missing = known.missing + 1 if isinstance(error, _NO_SUBJECT) else 0
             if isinstance(error, SubjectDeletedError):
                 self._deleted.add(subject)
                 self.known[subject] = known = KnownRoute()
-            known.refused, known.missing = error.message, isinstance(error, _NO_SUBJECT)
+            known.refused, known.missing = error.message, missing
             if subject in self._deleted and isinstance(error, _NO_SUBJECT):
                 known.gone = dict.fromkeys(unsettled, SubjectDeletedError(subject=subject))
                 known.problem = _DELETED

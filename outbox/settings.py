@@ -39,7 +39,7 @@ class OutboxSettings:
         read_bytes: 1 to 1_073_741_824, default 8_388_608; bytes of keys, values and properties that one
             transaction reads; one row is read in any case.
         call_timeout_ms: 10 to 600_000, default 5_000; milliseconds for one call of a broker or a metaserver.
-        backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between tries of a failing call  A subject that does
+        backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between tries of a failing call.  A subject that does
             not exist is asked for after pauses that go on growing, to 60 s.
 
     Raises:

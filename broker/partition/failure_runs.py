@@ -50,9 +50,8 @@ class Tries(NamedTuple):
 
     def rows(self) -> Iterator[tuple[int, int, int]]:
         """Start, end and time of each row that has a time."""
-        for start, end, next_ms in zip(
-            self.starts, [*self.starts[1:], self.end], self.nexts, strict=True
-        ):
+        ends = [*self.starts, self.end][1:]
+        for start, end, next_ms in zip(self.starts, ends, self.nexts, strict=True):
             if next_ms:
                 yield start, end, next_ms
 

@@ -6,12 +6,14 @@
 
 Invariants
     While the reads of a source fail, one take of it at a time asks its broker; all else of it that is due is held.
+    What is held asks in turn: a broker that lacks one message may have the others.
     Other sources are not held up.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -46,7 +48,7 @@ class _Failing:
         self.failures = 0
         self.until_ns = 0
         self.asking = False
-        self.held: list[_Waiting] = []
+        self.held: deque[_Waiting] = deque()
 
 
 class DueTries:
@@ -76,17 +78,18 @@ class DueTries:
         return _Waiting(due_ns, self._number, key, source, *part)
 
     def take(self, count: int, now_ns: int) -> DueTry | None:
-        """Up to `count` messages that are due; None if there are none, or the first was held."""
+        """Up to `count` messages that are due; None if there are none, or all are held."""
         waiting = self._waiting
-        if not waiting or waiting[0].due_ns > now_ns:
+        while waiting and waiting[0].due_ns <= now_ns:
+            failing = self._failing.get(waiting[0].source)
+            if failing is None or not (failing.asking or now_ns < failing.until_ns):
+                break
+            failing.held.append(heapq.heappop(waiting))
+        else:
             return None
-        key, source = waiting[0].key, waiting[0].source
-        failing = self._failing.get(source)
         if failing is not None:
-            if failing.asking or now_ns < failing.until_ns:
-                failing.held.append(heapq.heappop(waiting))
-                return None
             failing.asking = True
+        key, source = waiting[0].key, waiting[0].source
         taken: list[Range] = []
         while waiting and count > 0:
             first = waiting[0]
@@ -118,13 +121,14 @@ class DueTries:
         """
         key, source, _, asks = taken
         failing = self._failing.get(source)
-        if failing is not None and not asks:  # it began before the first failure
-            failing.held += [self._numbered(key, source, part, now_ns) for part in ranges]
-            return
+        began_before = failing is not None and not asks  # the first failure
         if failing is None:
             failing = self._failing[source] = _Failing()
+        failing.held.extend(self._numbered(key, source, part, now_ns) for part in ranges)
+        if began_before:
+            return
         failing.failures += 1
         failing.asking = False
         failing.until_ns = now_ns + pause_ns(failing.failures)
-        for part in ranges:
-            self.add(key, source, part, failing.until_ns)
+        asks_next = failing.held.popleft()
+        heapq.heappush(self._waiting, asks_next._replace(due_ns=failing.until_ns))

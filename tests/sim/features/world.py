@@ -183,7 +183,7 @@ class FeatureWorld(World):
             await asyncio.sleep(CORDONED_S)
         while not self._drained():
             for broker in self.brokers:
-                await uncordon(broker, self._operator_meta)
+                await uncordon(broker.group, self._operator_meta)
             await asyncio.sleep(CORDONED_S)
 
     def _drained(self) -> bool:

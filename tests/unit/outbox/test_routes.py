@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
-from typing import Any
+from typing import Any, cast
+
+from msgspec.structs import replace
 
 from keylane.outbox.routes import MISSING_PAUSE_MS_MAX, KnownRoute, OutboxRoutes
 from keylane.protocol.backoff import Backoff
@@ -39,23 +41,41 @@ async def test_missing_subject_is_asked_for_ever_less_often_and_said_once_until_
     """A row whose subject is never created asked each metaserver every 2 s, with a line each time."""
     caplog.set_level(logging.INFO, logger="keylane.outbox")
     missing = SubjectUnknownError(subject="s")
-    meta: Any = Meta(*[missing] * 5, UnreachableError("gone"), missing, ROUTE)
+    meta: Any = Meta(*[missing] * 20, UnreachableError("gone"), missing, ROUTE)
     routes = OutboxRoutes(meta)
-    for _ in range(5):
+    longest: list[int] = []
+    for attempt in range(1, 21):
         known = await routes.ask("s", ())
-    longest = pauses_ms(known)
+        longest.append(known.pause_ms(attempt, Backoff(), random.Random(7)))
     assert MISSING_PAUSE_MS_MAX / 2 <= max(longest) <= MISSING_PAUSE_MS_MAX
     assert max(longest[:5]) <= 800  # a subject that is created soon is found soon
     assert [each.getMessage() for each in caplog.records] == [f"route of s: {missing.message}"]
     assert max(pauses_ms(await routes.ask("s", ()))) <= 2_000  # no answer says nothing of it
     assert (await routes.ask("s", ())).missing
     known = await routes.ask("s", ())
-    assert (known.problem, known.missing) == ("", False)
+    assert (known.problem, known.missing) == ("", 0)
     assert max(pauses_ms(known)) <= 2_000
 
 
 def test_pause_for_a_missing_subject_is_the_longer_one_that_is_set():
     """A program that waits longer for all is not made to ask more often."""
     slow = Backoff(max_ms=600_000)
-    known = KnownRoute(missing=True)
+    known = KnownRoute(missing=30)
     assert known.pause_ms(30, slow, random.Random(7)) > MISSING_PAUSE_MS_MAX
+
+
+async def test_pause_is_a_short_one_when_a_subject_is_missing_after_many_questions_without_an_answer():
+    """The metaservers were away for long, and come back with a database that is being rebuilt."""
+    routes = OutboxRoutes(cast(Any, Meta(SubjectUnknownError(subject="s"))))
+    known = await routes.ask("s", ())
+    assert known.pause_ms(100, Backoff(), random.Random(7)) <= 50
+
+
+async def test_pauses_are_those_of_a_failing_call_when_a_subject_that_was_missing_has_an_older_route():
+    """There is a subject again, though what is known of it is newer."""
+    older, missing = replace(ROUTE, version=0), SubjectUnknownError(subject="s")
+    routes = OutboxRoutes(cast(Any, Meta(ROUTE, *[missing] * 20, older)))
+    for _ in range(22):
+        known = await routes.ask("s", ())
+    assert known.problem
+    assert max(pauses_ms(known)) <= 2_000

@@ -95,6 +95,22 @@ def test_child_adopts_how_messages_failed_and_not_when_they_are_tried():
     assert (told(again, 2), again.get(2).next_ms) == ([(0, 1, 1, FAILURE)], 400)
 
 
+def test_forgotten_tries_are_restored_when_nothing_is_known_of_the_messages_of_another_source():
+    """Those that had failed have left: an error in place of the undo left a fence raised that was not written."""
+    parked = Parked(7)
+    parked.apply(Park(2, ((0, 1), (5, 6)), FAILURE), at_ms=1)
+    parked.note_next_tries([(2, 7, 5, 400)])
+    key = parked.get(2)
+    key.add(3, 0, 1)
+    key.add(3, 5, 6)
+    key.mark([(3, 0, 1, Mark(1, 2, 0, 300))])
+    key.remove(3, 0, 1)
+    undo = parked.forget_next_tries()
+    assert key.next_ms is None
+    undo()
+    assert key.next_ms == 400
+
+
 # ── pages ─────────────────────────────────────────────────────────────────────────────────────────────
 def test_details_come_by_page_from_a_place_on():
     parked = Parked(7)

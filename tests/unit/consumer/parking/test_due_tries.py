@@ -93,3 +93,35 @@ def test_other_sources_go_on_when_a_source_fails():
     fail(due, take(due, 0), 0)
     taken = [due.take(10, 0) for _ in range(3)]
     assert [each.ranges for each in taken if each is not None] == [[(10, 11)], [(20, 21)]]
+
+
+def test_messages_of_a_failing_source_ask_in_turn_when_its_broker_lacks_one_of_them():
+    """A broker on an older copy of its data folder lacks the last messages; those that it has are tried."""
+    due = tries(DEAD)
+    due.add(30, DEAD, (30, 31), 0)
+    lacked, now_ns = [(10, 11)], 0
+    read: list[tuple[int, int]] = []
+    for _ in range(12):
+        taken = due.take(10, now_ns)
+        if taken is None:
+            assert due.next_ns is not None
+            now_ns = due.next_ns
+        elif taken.ranges == lacked:
+            fail(due, taken, now_ns)
+        else:
+            due.answered(DEAD)
+            read += taken.ranges
+    assert read == [(20, 21), (30, 31)]
+    assert len(due) == 1
+
+
+def test_take_holds_all_that_is_due_of_failing_sources_at_once():
+    """However many messages are due, the event loop goes round once for them."""
+    due = tries(DEAD)
+    fail(due, take(due, 0), 0)
+    for offset in range(100, 200):
+        due.add(offset, DEAD, (offset, offset + 1), 0)
+    due.add(1, ALIVE, (0, 1), 1)
+    assert take(due, 1).source == ALIVE
+    assert due.take(1, 1) is None
+    assert due.next_ns == PAUSE_NS
