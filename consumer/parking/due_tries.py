@@ -81,15 +81,19 @@ class DueTries:
         """Up to `count` messages that are due; None if there are none, or all are held."""
         waiting = self._waiting
         while waiting and waiting[0].due_ns <= now_ns:
-            failing = self._failing.get(waiting[0].source)
+            _, _, key, source, *_ = waiting[0]
+            failing = self._failing.get(source)
             if failing is None or not (failing.asking or now_ns < failing.until_ns):
-                break
+                return self._take(key, source, failing, count, now_ns)
             failing.held.append(heapq.heappop(waiting))
-        else:
-            return None
+        return None
+
+    def _take(
+        self, key: int, source: int, failing: _Failing | None, count: int, now_ns: int
+    ) -> DueTry:
+        waiting = self._waiting
         if failing is not None:
             failing.asking = True
-        key, source = waiting[0].key, waiting[0].source
         taken: list[Range] = []
         while waiting and count > 0:
             first = waiting[0]
