@@ -12,6 +12,7 @@ from sim.actors.onlooker import ancestors_of, disorder_of
 from sim.machines.clock import ManualClock
 from sim.machines.promises import is_sealed
 from sim.machines.store import Desk, open_store
+from sim.times import early
 
 
 @dataclass
@@ -69,3 +70,16 @@ def test_order_of_readers_is_that_of_the_lineage_also_past_partitions_without_me
     )
     for disordered in ([first, third, second], [second, first, third], [first, first]):
         assert len(disorder_of(disordered, ancestors)) == 1, disordered
+
+
+def test_partition_behind_a_cut_may_begin_before_the_rows_end_that_lie_before_it():
+    """1 was sealed by a cut, 2 has the rows, 3 goes on behind both, and 4 behind 3: only rows come later than what follows."""
+    parents = {1: (), 2: (1,), 3: (1, 2), 4: (3,)}
+    assert early({3: 20, 4: 30}, {1: 20, 2: 40, 3: 30}, parents) == []
+    assert early({3: 20, 4: 30}, {1: 21, 2: 40, 3: 30}, parents) == [
+        "partition 3 begins at 20, before 21, where its parent 1 ends"
+    ]
+    assert early({3: 20, 4: 30}, {1: 20, 2: 40, 3: 31}, parents) == [
+        "partition 4 begins at 30, before 31, where its parent 3 ends"
+    ]
+    assert len(early({2: 10}, {1: 11}, parents)) == 1

@@ -4,10 +4,14 @@ So the ranges of times `[a, b)` and `[b, c)` have every message once, also when 
 a broker whose calendar is behind.  A child's first message is compared with the last one of each parent; the calendar of
 the parent's broker at the seal, which may be later, is not known here.  In a run where a metaserver gave up to tell one
 child's broker when its parents ended, or could not know it, no child is judged.
+
+What lies behind a cut takes messages while the rows before it are stored, so their times overlap: decision 102.  It is
+compared with what was sealed by the cut, and not with the rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from keylane.broker.partition.partition import HostedPartition
@@ -46,9 +50,23 @@ class Times:
 
     def problems(self) -> list[str]:
         """The children that begin before their parents end."""
-        return [
-            f"partition {child} begins at {first_ms}, before {self._last_ms[parent]}, where its parent {parent} ends"
-            for child, first_ms in sorted(self._first_ms.items())
-            for parent in self._parents[child]
-            if self.holds and first_ms < self._last_ms.get(parent, 0)
-        ]
+        return early(self._first_ms, self._last_ms, self._parents) if self.holds else []
+
+
+def early(
+    first_ms: Mapping[int, int], last_ms: Mapping[int, int], parents: Mapping[int, Sequence[int]]
+) -> list[str]:
+    """
+    The children that begin before their parents end, by the times of the first and the last messages.
+
+    Args:
+        parents: partition id → the partitions that it continues.
+    """
+    return [
+        f"partition {child} begins at {begins_ms}, before {last_ms[parent]}, where its parent {parent} ends"
+        for child, begins_ms in sorted(first_ms.items())
+        for parent in parents[child]
+        if begins_ms < last_ms.get(parent, 0)
+        # One that continues another parent has rows, which are stored while what is behind the cut takes messages.
+        and set(parents[child]).isdisjoint(parents.get(parent, ()))
+    ]

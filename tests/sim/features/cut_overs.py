@@ -27,6 +27,7 @@ from keylane.protocol.errors import (
     OperationForwardError,
     OperationRunningError,
     PublishBehindError,
+    PublishCursorsError,
     PublishGroupsError,
     PublishOutdatedError,
     RetryRule,
@@ -367,16 +368,22 @@ class CutOvers(Feature):
     async def _publish(self, round_: Round) -> None:
         """Publish the rows; the group stands still from the look at its cursors until they are there."""
         self._stand_still(True)
+        ask: PublishSubject | None = None
         try:
             while True:
-                ask = await self._asked(round_)
+                try:
+                    ask = await self._asked(round_)
+                except SubjectUnknownError:
+                    # A copy of a refused request may come late, and publish.  A repeat says whether it did.
+                    if ask is None:
+                        raise
                 try:
                     answer = await self._until_done(
                         lambda ask=ask: self._meta.publish_subject(round_.hidden, ask),
                         but=GroupBusyError,  # a consumer that was about to open could not leave
                     )
                     break
-                except (GroupBusyError, PublishGroupsError):
+                except (GroupBusyError, PublishGroupsError, PublishCursorsError):
                     await asyncio.sleep(0.3)
                     self._stand_still(True)
             round_.accepted_at = len(self.world.history)
@@ -399,7 +406,8 @@ class CutOvers(Feature):
 
     async def _asked(self, round_: Round) -> PublishSubject:
         """The publication, with where the groups are now."""
-        cursors, rows, ends = await self._until_done(lambda: self._look_at(round_))
+        revisions: dict[str, str] = {}
+        cursors, rows, ends = await self._until_done(lambda: self._look_at(round_, revisions))
         round_.cursors = dict(cursors.get(GROUP, {}))
         batch = pa.record_batch(
             {
@@ -412,14 +420,17 @@ class CutOvers(Feature):
             }
         )
         starts = positions(cursors, [batch] if rows else [], ends)
-        return PublishSubject(target=CUT, replace=True, starts=starts, ends=round_.ends)
+        return PublishSubject(
+            target=CUT, replace=True, starts=starts, ends=round_.ends, revisions=revisions
+        )
 
     async def _look_at(
-        self, round_: Round
+        self, round_: Round, revisions: dict[str, str]
     ) -> tuple[dict[str, dict[int, int]], list[Any], dict[int, int]]:
-        """The cursors of the groups, the rows, and the ends of the hidden subject."""
+        """The cursors of the groups, the rows, and the ends of the hidden subject; before the cursors the groups' revisions."""
         cursors: dict[str, dict[int, int]] = {}
         for group in (await self._meta.groups(CUT)).groups:
+            revisions[group] = (await self._meta.group(CUT, group)).revision
             by_partition = cursors.setdefault(group, {})
             for number, end in round_.ends.items():
                 if end == round_.starts[number]:

@@ -68,6 +68,8 @@ class LiveResetting(Feature):
         """Number of resets."""
         self.answered_at = 0
         """Events in the history when the last one was answered."""
+        self.answered_id = 0
+        """The latest reset that the metaserver had then."""
 
     async def work(self) -> None:
         """Set the group back and forward; afterwards redrive until nothing is parked."""
@@ -131,6 +133,7 @@ class LiveResetting(Feature):
                 world.loop.faults += untold_resets(world, GROUP, answer)
                 self.answers.append(answer)
                 self.answered_at = len(world.history)
+                self.answered_id = world.shelf.last_reset
                 return
 
     def _of_one_partition(self, ask: ResetGroup) -> ResetGroup:
@@ -161,7 +164,8 @@ class LiveResetting(Feature):
             world.trace(f"not canceled: {error!r}")
             return
         world.trace(f"canceled {canceled!r}")
-        if self.reset_count > number:
+        if self.reset_count > number or world.shelf.last_reset > self.answered_id:
+            # Another one, or a late copy of the request, which the metaserver cannot tell from another one.
             began = max(began, self.answered_at)
         asked = self._asked_since(began)
         # The one before may be told as canceled again, while this one is being planned.

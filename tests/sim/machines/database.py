@@ -127,6 +127,12 @@ class Shelf:
         (count,) = self._raw.execute(ask).fetchone()
         return int(count)
 
+    @property
+    def last_reset(self) -> int:
+        """The latest live reset, by number; 0: there was none."""
+        (reset_id,) = self._raw.execute("SELECT max(reset_id) FROM live_resets").fetchone()
+        return reset_id or 0
+
     def lose_power(self) -> None:
         """Back to what was synced."""
         if self._durable is not None:

@@ -105,6 +105,26 @@ def test_reader_goes_on_behind_rows_of_what_it_gave():
     told(story)
 
 
+def test_readers_give_each_message_once_when_their_ranges_meet_while_the_rows_were_stored():
+    """What was sent behind the cut has earlier times than rows, which lie before it: it is in the range of the last row."""
+
+    async def story(story: Replacements) -> None:
+        await story.send(1, 2)
+        hidden = await story.cut()
+        await story.send(3)
+        await asyncio.sleep(60)
+        during = story.cluster.now()
+        await asyncio.sleep(60)
+        await story.publish(hidden)
+        await story.send(4)
+        async with Reader(story.cluster.address, SUBJECT, stop=during) as reader:
+            assert [message.value async for message in reader] == []
+        async with Reader(story.cluster.address, SUBJECT, start=during) as reader:
+            assert [int(message.value) async for message in reader] == [1, 2, 3, 4]
+
+    told(story)
+
+
 def test_reader_is_given_rows_of_what_it_did_not_get_to():
     """It stands in the middle of the messages, with positions that it was opened with."""
 
