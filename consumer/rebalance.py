@@ -112,7 +112,7 @@ def check_callbacks(**calls: object) -> None:
                 f"{name} is a function of a list of partition ids, not {call!r:.60}"
             )
         try:
-            inspect.signature(call).bind([])
+            inspect.signature(call, follow_wrapped=False).bind([])
         except TypeError as error:
             said = f"{name} {call!r:.60} cannot be called with a list of partition ids: {error}"
             raise CallbackTypeError(said) from None

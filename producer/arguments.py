@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from ..protocol.errors import ConfigError, InvalidRequestError
 from ..protocol.routing import OrderStrategy
-from ..protocol.settings import is_within
+from ..protocol.settings import is_within, range_problem
 from .placing import Partitioner
 from .settings import ProducerSettings
 
@@ -41,9 +41,7 @@ def checked_settings(settings: ProducerSettings | None) -> ProducerSettings:
 def checked_timeout(timeout_ms: int) -> int:
     """Raises InvalidRequestError: no time-out that can be kept."""
     if not is_within(timeout_ms, 1, TIMEOUT_MS_MAX):
-        raise InvalidRequestError(
-            f"timeout_ms must be a whole number from 1 to {TIMEOUT_MS_MAX}, not {timeout_ms!r:.40}"
-        )
+        raise InvalidRequestError(range_problem("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX))
     return timeout_ms
 
 

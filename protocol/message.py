@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, Literal, Protocol, cast
 
@@ -307,7 +307,8 @@ def _plain_properties(given: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def _joined(tags: Collection[str]) -> str:
     """The value of TAGS_PROPERTY.  Raises InvalidRequestError."""
-    listed: list[Any] = [] if isinstance(tags, str | bytes | Mapping) else list(tags)
+    several = isinstance(tags, Iterable) and not isinstance(tags, str | bytes | Mapping)
+    listed: list[Any] = list(tags) if several else []
     if not listed or not all(isinstance(tag, str) and tag and "," not in tag for tag in listed):
         raise InvalidRequestError(
             f"tags are texts without commas, as tags=['paid'], not {tags!r:.80}"

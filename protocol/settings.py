@@ -39,10 +39,17 @@ def range_problems(
 ) -> list[str]:
     """The problems of whole numbers, as sentences; `ranges` is name → least and most value."""
     return [
-        f"{name} must be a whole number from {low} to {high}, not {values[name]!r:.40}"
+        range_problem(name, values[name], low, high)
         for name, (low, high) in ranges.items()
         if name in values and not is_within(values[name], low, high)
     ]
+
+
+def range_problem(name: str, value: object, low: int, high: int) -> str:
+    """The problem of `value`, which is not within `[low, high]`, or is a whole number of another type than int."""
+    number = whole(value)
+    advice = f": use int({number})" if number is not None and low <= number <= high else ""
+    return f"{name} must be a whole number from {low} to {high}, not {value!r:.40}{advice}"
 
 
 def kind_problems(values: Mapping[str, object], kinds: Mapping[str, type]) -> list[str]:

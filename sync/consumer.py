@@ -207,7 +207,7 @@ class SyncConsumer(Generic[V]):
             tls=tls,
             token=token,
         )
-        self._thread = LoopThread("consumer")
+        self._thread = LoopThread("consumer", end=self._consumer.close)
         self._was_open = False
 
     def __repr__(self) -> str:

@@ -4,15 +4,19 @@
 
 Invariants
     What `run` was given before `stop` ends before the thread does: done, or cancelled.
+    The client is closed before its loop ends, whatever was interrupted: otherwise its group would wait for its ttl.
+    A `stop` that was interrupted goes on; `start` waits for its end.
     In a forked child nothing runs: the thread is the parent's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from ..protocol.errors import AlreadyOpenError, ClosedError, InvalidRequestError, OtherLoopError
@@ -36,16 +40,21 @@ class LoopThread:
 
     Args:
         what: the kind of client that runs there, as errors name it.
+        end: closes the client, if it is open; awaited as the last work on the loop.
     """
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(
+        self, what: str, *, end: Callable[[], Coroutine[Any, Any, None]] | None = None
+    ) -> None:
+        self._what, self._end = what, end
         self._home = Home(what)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         """None while nothing may be run."""
         self._stop = asyncio.Event()
+        self._stopping = False
+        """`stop` was called: the thread ends, or has ended."""
 
     @property
     def state(self) -> str:
@@ -70,16 +79,33 @@ class LoopThread:
         ready: Future[None] = Future()
         with self._lock:
             if self._thread is not None:
-                raise AlreadyOpenError(f"the {self._what} is open already")
+                if not self._stopping:
+                    raise AlreadyOpenError(f"the {self._what} is open already")
+                self._thread.join()  # the wait of its `stop` was interrupted, as by Ctrl-C
+            self._stopping = False
             self._thread = threading.Thread(
                 target=self._run, args=(ready,), name=f"keylane {self._what}", daemon=True
             )
             try:
                 self._thread.start()
                 ready.result()
-            except Exception:  # an interrupt leaves a thread that runs
+            except Exception:
                 self._thread = None
                 raise
+            except BaseException:  # an interrupt, as Ctrl-C: a thread that began ends
+                self._abandon(ready)
+                raise
+
+    def _abandon(self, ready: Future[None]) -> None:
+        """End the thread whose start was interrupted."""
+        if ready.cancel():
+            self._thread = None  # it ends before it has a loop
+            return
+        try:
+            with suppress(Exception):  # there is no loop, and the thread ends
+                ready.result()
+        finally:  # also after a second interrupt
+            self._end_loop()
 
     def _run(self, ready: Future[None]) -> None:
         try:
@@ -92,11 +118,19 @@ class LoopThread:
             ready.set_exception(error)  # there is no loop, as without a free file descriptor
 
     async def _serve(self, ready: Future[None]) -> None:
+        if not ready.set_running_or_notify_cancel():
+            return  # its start was interrupted
         self._home.enter(self, lambda: None)
         self._stop = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         ready.set_result(None)
         await self._stop.wait()
+        if self._end is not None:
+            try:
+                await self._end()
+            except Exception:
+                log = logging.getLogger(f"keylane.{self._what}")
+                log.exception("the %s was stopped, and closing it failed", self._what)
         self._home.leave()
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]], timeout_s: float | None = None) -> T:
@@ -134,17 +168,27 @@ class LoopThread:
             raise
 
     def stop(self) -> None:
-        """Cancel what still runs, and wait for the end of the thread.  Does nothing in a forked child."""
+        """
+        Close the client, cancel what still runs, and wait for the end of the thread.  Does nothing in a forked child.
+
+        An interrupt ends the wait alone.
+        """
         if self.forked:
             return
         with self._lock:
             thread = self._thread
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._stop.set)
-                self._loop = None
+            self._end_loop()
         if thread is not None:
             thread.join()
-            self._thread = None
+            with self._lock:
+                if self._thread is thread:
+                    self._thread = None
+
+    def _end_loop(self) -> None:
+        self._stopping = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._loop = None
 
 
 def _check_own_thread(what: str) -> None:

@@ -142,7 +142,7 @@ class SyncProducer(Generic[V]):
             tls=tls,
             token=token,
         )
-        self._thread = LoopThread("producer")
+        self._thread = LoopThread("producer", end=partial(self._producer.close, flush=False))
 
     def __repr__(self) -> str:
         return f"<sync {self._producer!r:.200}>".replace("<sync <", "<sync ").replace(">>", ">")

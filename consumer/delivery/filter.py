@@ -11,7 +11,7 @@ Invariant
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from hashlib import blake2b
 from types import CodeType
 from typing import Any
@@ -121,7 +121,8 @@ def check_tags(tags: Collection[str]) -> tuple[str, ...]:
     Raises:
         ConfigError: no collection of texts without commas; none; more than TAGS_WANTED_MAX; one over TAG_BYTES_MAX.
     """
-    listed = [] if isinstance(tags, str | bytes) else list(tags)
+    several = isinstance(tags, Iterable) and not isinstance(tags, str | bytes)
+    listed = list(tags) if several else []
     for tag in listed:
         if not isinstance(tag, str) or not tag or "," in tag or not _fits(tag):
             raise ConfigError(

@@ -1,7 +1,8 @@
 """Which callables are handlers, and how their results are awaited.
 
 An awaitable result (a coroutine, a task, a future, a future of a thread pool) is awaited before the message is acked.
-A generator is an error: its body would run only if it were iterated.  NACK asks for another try.  Any other result is
+A generator is an error: its body would run only if it were iterated; and so is the context manager that
+`contextlib.contextmanager` makes of one.  NACK asks for another try.  Any other result is
 ignored.
 """
 
@@ -9,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
@@ -23,6 +25,20 @@ from .not_acked import NACK, Retry
 Handler = Callable[[Message[V]], Awaitable[Any]] | Callable[[Message[V]], Any]
 AWAITED_MAX = 10
 """The result of an awaitable may be awaitable too, up to this depth."""
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+@asynccontextmanager
+async def _nothing_async() -> AsyncIterator[None]:
+    yield
+
+
+_GENERATOR_MANAGERS = (type(_nothing()), type(_nothing_async()))
+"""The classes of context managers whose body is a generator: nothing of it has run when one is returned."""
 
 
 BatchHandler = Callable[[list[Message[V]]], Awaitable[Any]] | Callable[[list[Message[V]]], Any]
@@ -52,7 +68,8 @@ def check_handler(handler: object, takes: str = "one message") -> None:
         if inspect.isgeneratorfunction(function) and not _makes_awaitables(function):
             raise HandlerTypeError(f"handler {handler!r:.80} is a generator function")
     try:
-        signature = inspect.signature(handler)
+        # What a decorator returns is called, with its own arguments, and not the function that it wraps.
+        signature = inspect.signature(handler, follow_wrapped=False)
     except (TypeError, ValueError):
         return
     try:
@@ -73,7 +90,7 @@ async def await_result(result: object) -> None:
     Await what a handler returned, if it is awaitable.  Need not be called for None.
 
     Raises:
-        HandlerTypeError: `result` is a generator, or awaitables deeper than AWAITED_MAX.
+        HandlerTypeError: `result` is a generator, a context manager of one, or awaitables deeper than AWAITED_MAX.
         Retry: it is, or was awaited to, NACK or a Retry.
         BaseException: raised by the awaitable.
     """
@@ -92,6 +109,10 @@ async def await_result(result: object) -> None:
         kind = "async generator" if isinstance(result, AsyncGeneratorType) else "generator"
         raise HandlerTypeError(
             f"handler returned the {kind} {result!r:.80}, which is never iterated"
+        )
+    if isinstance(result, _GENERATOR_MANAGERS):
+        raise HandlerTypeError(
+            f"handler returned the context manager {result!r:.80}, which is never entered"
         )
     if result is NACK or result is Retry:
         raise Retry

@@ -62,6 +62,10 @@ class _Nack:
     def __repr__(self) -> str:
         return "keylane.NACK"
 
+    def __reduce__(self) -> str:
+        # A handler may return what a function of another process has returned: a copy would be ignored, and so an ack.
+        return "NACK"
+
 
 NACK: Final = _Nack()
 """Returned by a handler: as `raise Retry()`."""

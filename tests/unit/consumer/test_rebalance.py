@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 
 import pytest
 
 from keylane import CallbackTypeError, Consumer, HandlerTypeError
 from keylane.consumer.pulling.pull_gate import PullGate
-from keylane.consumer.rebalance import Rebalance
+from keylane.consumer.rebalance import Rebalance, check_callbacks
 
 
 class HeldClient:
@@ -64,6 +65,17 @@ async def test_consumer_without_callbacks_holds_nothing():
     rebalance.assigned(client)
     assert not client.gate.reasons
     await rebalance.ends(1, lost=True)
+
+
+def test_callback_is_accepted_when_its_decorator_gives_another_argument():
+    """What the decorator returns is called, with partition ids alone."""
+
+    def note(partition_ids: list[int], book: list[int]) -> None: ...
+
+    @functools.wraps(note)
+    def wrapper(partition_ids: list[int]) -> None: ...
+
+    check_callbacks(on_assigned=wrapper)
 
 
 @pytest.mark.parametrize("name", ["on_assigned", "on_revoked", "on_lost"])

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 
 import pytest
 
 from keylane import Consumer, Producer
 from keylane.consumer import ConsumerSettings
+from keylane.producer.arguments import checked_timeout
 from keylane.producer.settings import ProducerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.control import Health
 from keylane.protocol.errors import ConfigError, InvalidNameError, InvalidRequestError
+from keylane.protocol.message import pack_properties
 from keylane.rpc.environment import Environment
 
 
@@ -60,6 +63,34 @@ def test_settings_are_refused_when_they_are_not_numbers():
         ProducerSettings(batch_bytes="many")
     with pytest.raises(ConfigError, match="concurrency must be a whole number from"):
         ConsumerSettings(concurrency=None)
+
+
+class Milliseconds(enum.IntEnum):
+    LONG = 5_000
+
+
+def test_error_says_what_to_use_when_a_setting_is_a_whole_number_of_another_type():
+    """As of numpy or an IntEnum: "must be a whole number" alone would not help."""
+    with pytest.raises(ConfigError, match=r"ttl_ms must be .*, not <.*LONG.*>: use int\(5000\)"):
+        ConsumerSettings(ttl_ms=Milliseconds.LONG)
+    with pytest.raises(
+        ConfigError, match=r"linger_ms must be a whole number from 0 to 10000, not True "
+    ):
+        ProducerSettings(linger_ms=True)
+    with pytest.raises(InvalidRequestError, match=r"timeout_ms must be .*: use int\(5000\)"):
+        checked_timeout(Milliseconds.LONG)
+
+
+@pytest.mark.parametrize("tags", [5, 1.5, object()])
+def test_tags_of_a_message_are_refused_when_they_are_no_collection(tags):
+    with pytest.raises(InvalidRequestError, match="tags are texts without commas"):
+        pack_properties(None, tags)
+
+
+@pytest.mark.parametrize("tags", [5, 1.5, object()])
+def test_tags_of_a_consumer_are_refused_when_they_are_no_collection(tags):
+    with pytest.raises(ConfigError, match="tags are 1 to"):
+        Consumer("127.0.0.1:7000", subject="s", group="g", tags=tags)
 
 
 @pytest.mark.parametrize("settings", [5, {}, {"ttl_ms": 5_000}])

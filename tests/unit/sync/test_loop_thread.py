@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from copy import copy
 
 import pytest
@@ -169,3 +170,87 @@ async def test_thread_that_is_a_greenlet_is_refused_when_another_loop_runs_in_it
     thread.start()
     assert thread.run(number) == 7
     thread.stop()
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+def test_client_is_closed_on_its_loop_before_the_thread_ends():
+    """Whatever was interrupted: a consumer that is left open keeps its partitions until its ttl has passed."""
+    told: list[str] = []
+
+    async def end() -> None:
+        told.append("end")
+        await asyncio.sleep(0.01)
+        told.append("closed")
+
+    thread = LoopThread("client", end=end)
+    thread.start()
+    with pytest.raises(TimeoutError):
+        thread.run(forever, 0.01)
+    thread.stop()
+    assert told == ["end", "closed"]
+
+
+def test_thread_ends_and_the_log_says_why_when_the_client_cannot_be_closed(
+    caplog: pytest.LogCaptureFixture,
+):
+    async def end() -> None:
+        raise LookupError("told")
+
+    thread = LoopThread("client", end=end)
+    thread.start()
+    thread.stop()
+    assert "closing it failed" in caplog.text
+    assert "LookupError: told" in caplog.text
+    thread.start()
+    assert thread.run(number) == 7
+    thread.stop()
+
+
+def test_start_waits_for_the_end_when_the_wait_of_stop_was_interrupted(monkeypatch):
+    """As by Ctrl-C in a notebook: a client that is closing can be opened again, and is not "open already"."""
+    gate = threading.Event()
+
+    async def end() -> None:
+        await asyncio.to_thread(gate.wait, 10)
+
+    def interrupt(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    thread = LoopThread("client", end=end)
+    thread.start()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "join", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            thread.stop()
+    threading.Timer(0.05, gate.set).start()
+    thread.start()
+    assert gate.is_set()
+    assert thread.run(number) == 7
+    with pytest.raises(AlreadyOpenError):
+        thread.start()
+    thread.stop()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_thread_can_be_started_again_when_its_start_was_interrupted(monkeypatch, begun: bool):
+    """The thread that began ends: otherwise the client is "open already", and its `close` finds nothing to close."""
+
+    class Interrupted(Future[None]):
+        def result(self, timeout: float | None = None) -> None:
+            if begun:
+                super().result(timeout)
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    thread = LoopThread("client")
+    before = threading.active_count()
+    monkeypatch.setattr("keylane.sync.loop_thread.Future", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        thread.start()
+    thread.start()
+    assert thread.run(number) == 7
+    thread.stop()
+    assert threading.active_count() == before

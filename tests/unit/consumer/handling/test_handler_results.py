@@ -49,6 +49,23 @@ def of_partial(work: Work) -> Any:
     return functools.partial(handle, work)
 
 
+def of_decorator_that_gives_another_argument(work: Work) -> Any:
+    """`inspect.signature` tells the arguments of the function within, unless it is asked not to."""
+
+    def with_work(function: Callable[[Message, Work], Any]) -> Callable[[Message], Any]:
+        @functools.wraps(function)
+        async def wrapper(message: Message) -> Any:
+            return await function(message, work)
+
+        return wrapper
+
+    @with_work
+    async def handle(message: Message, work: Work) -> None:
+        await work.handle(message)
+
+    return handle
+
+
 def of_plain_decorator(work: Work) -> Any:
     def timed(function: Callable[[Message], Any]) -> Callable[[Message], Any]:
         def wrapper(message: Message) -> Any:
@@ -122,6 +139,7 @@ def of_task_in_a_coroutine(work: Work) -> Any:
         of_lambda,
         of_partial_of_lambda,
         of_partial,
+        of_decorator_that_gives_another_argument,
         of_plain_decorator,
         of_task,
         of_future,
@@ -206,6 +224,31 @@ async def test_message_is_not_acked_when_its_handler_returns_a_generator():
     assert client.handled == []
     mended = True
     await eventually(lambda: sorted(client.handled) == [0, 1])
+    await workers.close()
+
+
+@pytest.mark.parametrize("manager", [contextlib.contextmanager, contextlib.asynccontextmanager])
+async def test_message_is_not_acked_when_its_handler_is_a_context_manager_function(manager: Any):
+    """A call of it runs nothing of its body, as with a generator."""
+    client, begun = Client(), []
+    if manager is contextlib.contextmanager:
+
+        @contextlib.contextmanager
+        def handle(message: Message) -> Iterator[None]:
+            begun.append(message)
+            yield
+
+    else:
+
+        @contextlib.asynccontextmanager
+        async def handle(message: Message) -> AsyncIterator[None]:
+            begun.append(message)
+            yield
+
+    workers = workers_of(handle)
+    [message] = client.give(workers, b"a")
+    await eventually(lambda: message.attempt > 2)
+    assert (client.handled, begun) == ([], [])
     await workers.close()
 
 
@@ -372,3 +415,13 @@ def test_handler_is_refused_when_it_cannot_be_called_with_one_message(handler: A
 def test_handler_is_accepted_when_it_takes_one_message(handler: Any):
     """Also a builtin that does not say its arguments."""
     Consumer("127.0.0.1:1", subject="s", group="g", handler=handler)
+
+
+def test_handler_is_refused_when_its_decorator_takes_two_arguments():
+    """What it wraps takes one message; the wrapper is what is called."""
+
+    @functools.wraps(print)
+    def wrapper(message: object, number: object) -> None: ...
+
+    with pytest.raises(HandlerTypeError, match="cannot be called with one message"):
+        Consumer("127.0.0.1:1", subject="s", group="g", handler=wrapper)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import logging
+import pickle
 from typing import Any
 
 import pytest
@@ -151,3 +153,17 @@ def test_seconds_are_refused_when_they_are_no_time(after_s):
 def test_nack_has_a_short_repr():
     """It is one object, known by its name."""
     assert repr(NACK) == "keylane.NACK"
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda word: pickle.loads(pickle.dumps(word))])  # fmt: skip
+def test_nack_is_itself_when_it_is_copied_or_comes_from_another_process(copied):
+    assert copied(NACK) is NACK
+
+
+def test_message_is_tried_again_when_a_process_of_a_pool_has_returned_nack():
+    def handle(message: Message) -> object:
+        return pickle.loads(pickle.dumps(NACK)) if message.attempt == 1 else None
+
+    tries, handled = run(handle, b"a")
+    assert [attempt for _, attempt, _ in tries] == [1, 2]
+    assert handled == [0]
