@@ -6,7 +6,8 @@ a database that is rebuilt from brokers   gives higher ids, and does not restore
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 
 from ...protocol.offsets import IntervalSet, Range
 from .records import DroppedBody
@@ -15,6 +16,8 @@ SUBJECTS_MAX = 1_000
 """Deleted subjects that are kept by name; those of older deletions are left out."""
 RANGES_MAX = 10_000
 """Ranges of ids in a record."""
+KEPT_MAX = 100_000
+"""Ranges of ids that are kept apart.  Of subjects that come and go, ids between two dropped ones are other brokers'."""
 
 
 class DroppedPartitions:
@@ -24,6 +27,8 @@ class DroppedPartitions:
         self._ids = IntervalSet()
         self._pending: dict[int, DroppedBody] = {}
         """Dropped partitions whose record is not durable yet."""
+        self._join_above = KEPT_MAX
+        """The number of ranges above which the oldest are joined."""
         self.version = 0
         """Rises with each durable record."""
         self.subjects: dict[str, int] = {}
@@ -66,6 +71,37 @@ class DroppedPartitions:
             self.subjects[name] = max(last_id, self.subjects.pop(name, 0))
         while len(self.subjects) > SUBJECTS_MAX:
             del self.subjects[next(iter(self.subjects))]
+
+    @property
+    def too_many(self) -> bool:
+        """True if the oldest ranges should be joined."""
+        return len(self._ids) > self._join_above
+
+    def join_oldest(self, taken: Iterable[int]) -> None:
+        """
+        Join the oldest ranges over ids between them, down to KEPT_MAX; such ids are refused as dropped ones are.
+
+        Each of them is older than KEPT_MAX dropped partitions: no call to host it is on its way.
+
+        Args:
+            taken: ids that may not be taken for dropped.
+        """
+        apart = sorted({*taken, *self._pending})
+        joined: list[Range] = []
+        left = len(self._ids) - KEPT_MAX
+        for start, end in self._ids:
+            before = joined[-1][1] if joined else start
+            if (
+                left > 0
+                and before < start
+                and bisect_left(apart, before) == bisect_left(apart, start)
+            ):
+                joined[-1] = joined[-1][0], end
+                left -= 1
+            else:
+                joined.append((start, end))
+        self._ids = IntervalSet(joined)
+        self._join_above = len(joined) + KEPT_MAX // 10  # so that not each further one looks at all
 
     def bodies(self) -> Iterator[DroppedBody]:
         """Records of everything, with what is about to be written."""

@@ -71,6 +71,12 @@ class BrokerState:
                 f"partition {partition_id} was dropped with its subject", partition_id=partition_id
             )
 
+    def note_dropped(self, body: DroppedBody) -> None:
+        """Note dropped partitions whose record is durable now."""
+        self.dropped.add(body)
+        if self.dropped.too_many:
+            self.dropped.join_oldest([*self.partitions.ids(), *self.orphans])
+
     def apply_dropped(self, body: DroppedBody) -> None:
         """Drop partitions by a durable record."""
         self.dropped.add(body)
