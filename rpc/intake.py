@@ -8,6 +8,8 @@
 Invariants
     A connection that sends no whole request head in time is closed, an idle one included.
     A connection of the data plane counts until its handshake, and no longer: it has limits of its own.
+    A call that changes nothing ends with its connection: else clients that come and leave would have any number of long
+    polls, of which none counts as a connection.  A call that changes something goes on to its end.
     With access control, who does not say who calls keeps no place from those who do, and principals with more than an
     equal share of the places keep none from one with less; connections of servers of the cluster are never closed for
     others, and take no place.
@@ -19,11 +21,12 @@ import asyncio
 import logging
 import resource
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
 from aiohttp.http import HttpProcessingError, RawRequestMessage
 
 from ..protocol.control import ErrorBody, encode_json
@@ -93,7 +96,7 @@ class HttpLimits:
 class _Handler(web.RequestHandler):
     """aiohttp's end of a connection; bytes that are no HTTP are answered with a typed error."""
 
-    __slots__ = ("_begun", "_callers", "_head_s", "_on_refused", "principal")
+    __slots__ = ("_begun", "_callers", "_head_s", "_on_refused", "ends_call", "principal")
 
     def __init__(
         self,
@@ -110,6 +113,8 @@ class _Handler(web.RequestHandler):
         self._head_s: float = kwargs["keepalive_timeout"]
         self._begun = False
         """True while a part of a request's head is here."""
+        self.ends_call = False
+        """True while the call under way ends when the client leaves."""
 
     def force_close(self) -> None:
         """See aiohttp, which calls it when the time for a head is over."""
@@ -132,7 +137,10 @@ class _Handler(web.RequestHandler):
         """The client has left."""
         self._begun = False
         self.free()
+        task = self._task_handler if self.ends_call else None
         super().connection_lost(exc)
+        if task is not None:
+            task.cancel()
 
     def keep(self, principal: str) -> None:
         """
@@ -278,6 +286,27 @@ def free_connection(request: web.Request) -> None:
     handler = request.protocol
     if isinstance(handler, _Handler):
         handler.free()
+
+
+@contextmanager
+def ended_with_connection(request: web.Request) -> Iterator[None]:
+    """
+    Cancel the block when the client leaves; for calls that change nothing.
+
+    Raises:
+        ClientConnectionResetError: the client has left already.
+    """
+    if request.transport is None:
+        raise ClientConnectionResetError("the client has left")
+    handler = request.protocol
+    if not isinstance(handler, _Handler):
+        yield
+        return
+    handler.ends_call = True
+    try:
+        yield
+    finally:
+        handler.ends_call = False
 
 
 class LimitedSite(web.BaseSite):

@@ -78,6 +78,7 @@ from .intake import (
     HttpLimits,
     LimitedSite,
     decoded_body,
+    ended_with_connection,
     keep_connection,
     within_files,
 )
@@ -264,7 +265,17 @@ def _control_handler(
                 headers[THROTTLED_HEADER] = str(passed.waited_ms)
         return web.Response(body=data, status=status, headers=headers)
 
-    return handle
+    return _ended_with_connection(handle) if endpoint.is_get else handle
+
+
+def _ended_with_connection(
+    handle: Callable[[web.Request], Awaitable[web.Response]],
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def end_with_connection(request: web.Request) -> web.Response:
+        with ended_with_connection(request):
+            return await handle(request)
+
+    return end_with_connection
 
 
 def _did(request: web.Request) -> str:

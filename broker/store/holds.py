@@ -36,8 +36,8 @@ class MessageHolds:
         self._firsts = firsts
         self._clock = clock
         self._opened_ms = clock.boot_ms()
-        self._ends_ms: dict[tuple[int, str], int] = {}
-        """(partition id, job) → boot time at which the hold expires; of holds that were set since the start."""
+        self._ends_ms: dict[int, dict[str, int]] = {}
+        """Partition id → job → boot time at which the hold expires; of holds that were set since the start."""
 
     def set(self, partition: HostedPartition, ask: SetHold) -> asyncio.Future[None]:
         """
@@ -107,20 +107,32 @@ class MessageHolds:
         self._end_expired(partition)
         return min((view.from_offset for view in self.views(partition)), default=None)
 
+    def forget(self, partition_id: int) -> None:
+        """Forget the holds of a partition that was dropped, durably."""
+        self._ends_ms.pop(partition_id, None)
+
+    @property
+    def partitions(self) -> int:
+        """The number of partitions whose ends of holds are kept here."""
+        return len(self._ends_ms)
+
     def _left_ms(self, partition: HostedPartition, body: HoldBody) -> int:
-        ends_ms = self._ends_ms.get((partition.partition_id, body.job))
+        ends_ms = self._ends_ms.get(partition.partition_id, {}).get(body.job)
         if ends_ms is None:
             ends_ms = self._opened_ms + body.ttl_ms
         return ends_ms - self._clock.boot_ms()
 
     def _begin(self, partition: HostedPartition, body: HoldBody) -> None:
-        self._ends_ms[partition.partition_id, body.job] = self._clock.boot_ms() + body.ttl_ms
+        ends_ms = self._ends_ms.setdefault(partition.partition_id, {})
+        ends_ms[body.job] = self._clock.boot_ms() + body.ttl_ms
 
     def _end(self, partition: HostedPartition, job: str) -> asyncio.Future[None]:
         if job not in partition.holds:
             return self._commit.flushed()
         ended = self._write(partition, HoldBody(job, 0, 0))
-        self._ends_ms.pop((partition.partition_id, job), None)
+        ends_ms = self._ends_ms.get(partition.partition_id, {})
+        if ends_ms.pop(job, None) is not None and not ends_ms:
+            del self._ends_ms[partition.partition_id]
         return ended
 
     def _end_expired(self, partition: HostedPartition) -> None:

@@ -88,6 +88,10 @@ def drop_partition(
     if partition is not None:
         store.traffic.note_left(partition.facts.subject, now_ms)
 
+    def on_durable(_entry: Entry) -> None:
+        state.dropped.add(body)
+        store.holds.forget(partition_id)
+
     def undo() -> None:
         state.dropped.undo(partition_id)
         if partition is not None:
@@ -100,7 +104,7 @@ def drop_partition(
     entry = Entry(
         encode_body(partition_id, body),
         partition_id=partition_id,
-        on_durable=lambda _entry: state.dropped.add(body),
+        on_durable=on_durable,
         undo=undo,
     )
     return store.commit.submit(entry)

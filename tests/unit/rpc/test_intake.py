@@ -30,6 +30,7 @@ from keylane.rpc.server import ControlRoute, Server
 
 BODY = msgspec.json.encode({"subject": "s", "group": "g", "session": "x"})
 LONG_ANSWER_BYTES = 16 << 20
+HALF_OF_LONG_S = 1.0
 opened: list[asyncio.StreamWriter] = []
 """Of the running test; closed with its server."""
 
@@ -54,7 +55,19 @@ async def serving(desk, **limits: float) -> AsyncIterator[tuple[Server, list[obj
         await asyncio.sleep(0.3)
         return Done()
 
+    async def wait_long(_body: object, _params: object) -> Done:
+        asked.append("begun")
+        try:
+            await asyncio.sleep(HALF_OF_LONG_S)
+            asked.append("half")
+            await asyncio.sleep(HALF_OF_LONG_S)
+        finally:
+            asked.append("ended")
+        return Done()
+
     routes = [
+        ControlRoute(Endpoint("GET", "/v1/poll", None, Done, Rights.READ, ""), wait_long),
+        ControlRoute(Endpoint("POST", "/v1/change", None, Done, Rights.CONSUME, ""), wait_long),
         ControlRoute(Endpoint("POST", "/v1/leave", Leave, Done, Rights.CONSUME, ""), leave),
         ControlRoute(Endpoint("GET", "/v1/long", None, list, Rights.READ, ""), long),
         ControlRoute(Endpoint("GET", "/v1/wait", None, Done, Rights.READ, ""), wait),
@@ -81,6 +94,11 @@ def head(*headers: str, length: int | None = None, path: str = "/v1/leave") -> b
     if length is not None:
         lines.append(f"Content-Length: {length}")
     return "\r\n".join([*lines, "", ""]).encode()
+
+
+def get(path: str) -> bytes:
+    """A GET, whole."""
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
 
 
 async def connect(
@@ -278,6 +296,40 @@ async def test_caller_that_leaves_before_its_answer_is_no_error(desk, caplog):
         writer.transport.abort()
         await asyncio.sleep(0.6)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("reset", [False, True])
+async def test_long_poll_ends_when_its_client_leaves(desk, caplog, reset):
+    """Many clients that come and leave would have any number of calls under way, and of each its memory."""
+    async with serving(desk) as (server, asked):
+        polls = [await connect(server, get("/v1/poll")) for _ in range(10)]
+        assert asked == ["begun"] * 10
+        for _, writer in polls:
+            writer.transport.abort() if reset else writer.close()
+        await asyncio.sleep(HALF_OF_LONG_S / 2)
+        assert asked == ["begun"] * 10 + ["ended"] * 10
+    assert not caplog.records
+    assert not refused
+
+
+async def test_long_poll_whose_client_left_at_once_ends_when_it_begins(desk, caplog):
+    async with serving(desk) as (server, asked):
+        for _ in range(10):
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(get("/v1/poll"))
+            writer.close()
+        await asyncio.sleep(HALF_OF_LONG_S / 2)
+        assert asked.count("begun") == asked.count("ended")
+    assert not caplog.records
+
+
+async def test_change_goes_on_when_its_client_leaves(desk):
+    async with serving(desk) as (server, asked):
+        _, writer = await connect(server, head(length=0, path="/v1/change"))
+        assert asked == ["begun"]
+        writer.close()
+        await asyncio.sleep(2.3 * HALF_OF_LONG_S)
+        assert asked == ["begun", "half", "ended"]
 
 
 async def test_connection_beyond_the_limit_is_refused_with_503(desk):

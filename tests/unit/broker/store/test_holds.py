@@ -9,7 +9,8 @@ import pytest
 from keylane.broker.partition.image import image_of, images_of_parts, partition_of
 from keylane.broker.retention.loop import Cleaning
 from keylane.broker.store.known_groups import know_groups
-from keylane.protocol.control import Retention
+from keylane.broker.store.removals import drop_partition
+from keylane.protocol.control import DropPartition, Retention
 from keylane.protocol.errors import InvalidNameError, OffsetOutOfRangeError, OverloadedError
 from keylane.protocol.reprocess.holds import HOLDS_PER_PARTITION_MAX, HoldView, SetHold
 from keylane.testing.machines.disk import SimDisk
@@ -189,3 +190,16 @@ async def test_image_has_holds_and_an_image_without_them_keeps_its_bytes():
     assert all(part.holds == house.partition.holds for part in parts)
     await house.hold(ttl_ms=0)
     assert image_of(house.partition) == before
+
+
+async def test_dropped_partition_leaves_nothing_of_its_holds():
+    """Subjects come and go, also those whose jobs have ended without an end of their holds."""
+    house = HoldingBroker()
+    await house.fill(3)
+    await house.hold("one", start=0)
+    await house.hold("two", start=1)
+    await house.hold("one", ttl_ms=0)
+    assert house.store.holds.partitions == 1
+    ask = DropPartition(subject=house.partition.facts.subject, last_id=1)
+    await drop_partition(house.store, 1, ask, now_ms=house.clock.boot_ms())
+    assert house.store.holds.partitions == 0
