@@ -389,8 +389,13 @@ class Consumer(Owned, Taking[V], Resident):
             return
         if isinstance(dispatch, Stream):
             dispatch.leave()
-        await assignments.close()
-        await membership.stop()
+        try:
+            await assignments.close()
+            await membership.stop()
+        except asyncio.CancelledError:
+            # The end of the event loop cancels all that is left, and waits for it: leave, or the group waits for the ttl.
+            await dispatch.close()
+            await membership.stop()
         await dispatch.close()
         self._dispatches.end()
         await self._connections.close()

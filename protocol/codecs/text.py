@@ -37,10 +37,6 @@ class JsonCodec(Generic[T]):
     """
 
     name = "json"
-    encode: Callable[[T], bytes]
-    """The JSON of a value; TypeError if it has none, or is not of the codec's type."""
-    decode: Callable[[bytes], T]
-    """The value of JSON; a msgspec.DecodeError if the bytes are no JSON, or not of the type."""
 
     @overload
     def __init__(self: JsonCodec[Any]) -> None: ...
@@ -58,9 +54,12 @@ class JsonCodec(Generic[T]):
             ConfigError: msgspec cannot decode values of this type.
         """
         self._kind = kind
-        self.encode = _checked(msgspec.json.Encoder().encode, kind)
+        # The types stand here: those of a class are methods to pyright, without their first argument.
+        self.encode: Callable[[T], bytes] = _checked(msgspec.json.Encoder().encode, kind)
+        """The JSON of a value; TypeError if it has none, or is not of the codec's type."""
         try:
-            self.decode = msgspec.json.Decoder(kind).decode
+            self.decode: Callable[[bytes], T] = msgspec.json.Decoder(kind).decode
+            """The value of JSON; a msgspec.DecodeError if the bytes are no JSON, or not of the type."""
         except TypeError as error:
             raise ConfigError(f"JsonCodec cannot decode {kind!r:.60}: {error}") from error
 

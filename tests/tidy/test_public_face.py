@@ -174,6 +174,27 @@ def test_basedpyright_knows_the_face(tmp_path):
     ]
 
 
+def test_basedpyright_knows_what_a_codec_makes_of_a_client(tmp_path):
+    """As mypy does: an attribute that a class declares as a callable has no first argument for it."""
+    (tmp_path / "codecs.py").write_text(CODECS)
+    settings = {"include": ["codecs.py"], "extraPaths": [str(TYPING)]}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "basedpyright", "--outputjson", "--project", str(tmp_path)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    messages = json.loads(checked.stdout)["generalDiagnostics"]
+    revealed = [each["message"] for each in messages if each["severity"] == "information"]
+    assert [text.rpartition(" is ")[2] for text in revealed] == [
+        '"Producer[bytes]"',
+        '"Producer[Order]"',
+        '"Order"',
+        '"Consumer[Order]"',
+        '"QueueReader[Order]"',
+    ]
+    refused = [each["message"] for each in messages if each["severity"] == "error"]
+    assert ["Order" in text for text in refused] == [True, True]
+    assert all('parameter "value"' in text for text in refused)
+
+
 def test_clients_say_where_they_connect_and_whether_they_are_open():
     """The text of a client in a log or a debugger."""
     meta = ["127.0.0.1:7000", "[::1]:7001"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from typing import Any
 
@@ -156,3 +157,28 @@ async def test_run_refuses_a_consumer_without_a_handler():
         await asyncio.sleep(0.02)
         await consumer.close()
         await asyncio.wait_for(running, 10)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_consumer_leaves_its_group_when_the_event_loop_ends_while_it_closes(several: bool):
+    """`asyncio.run` cancels what is left after a time-out; a group that is not left waits for the ttl."""
+    network = SlowMetaserver()
+    left: list[str] = []
+    answer = network.control
+
+    async def control(method: str, address: str, path: str, kind: Any, **more: Any) -> Any:
+        done = await answer(method, address, path, kind, **more)
+        left.extend(["left"] * path.endswith("/leave"))
+        return done
+
+    network.control = control  # type: ignore[method-assign]
+
+    async def program() -> None:
+        consumer = consumer_on(network, several=several)
+        await consumer.__aenter__()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await consumer.close()
+
+    asyncio.run(program())
+    assert len(left) == 1 + several
