@@ -11,7 +11,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ..protocol.clock import SystemClock
 from ..protocol.errors import (
     GroupUnknownError,
     InvalidRequestError,
@@ -32,6 +31,7 @@ from ..protocol.parked import (
 from ..protocol.routing import Partition
 from ..protocol.settings import is_within
 from ..rpc.client import BrokerClient
+from ..rpc.environment import environment_of
 from .calls import ClusterCalls
 from .parked_reading import ParkedReader, ParkedRow, rows_of, view_of_rows, views_by_error
 from .parked_views import (
@@ -584,7 +584,7 @@ def _named(key: ParkKey) -> str:
 def _wanted(
     key: AnyKey, *, dead: bool | None, older_than_ms: int | None, error: str | None
 ) -> WantedKeys:
-    now_ms = SystemClock().wall_ms()
+    now_ms = environment_of(None).clock.wall_ms()
     return WantedKeys(key, dead=dead, older_than_ms=older_than_ms, error=error, now_ms=now_ms)
 
 

@@ -8,7 +8,6 @@ from typing import Concatenate, ParamSpec, TypeVar
 from sqlalchemy.engine import Connection
 
 from ..protocol.address import addresses_of
-from ..protocol.clock import SystemClock
 from ..protocol.errors import (
     OutboxSubjectExistsError,
     SubjectDeletedError,
@@ -17,6 +16,7 @@ from ..protocol.errors import (
 from ..protocol.ids import check_name
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
+from ..rpc.environment import environment_of
 from ..user_database.transactions import EngineOrUrl, make_tables
 from .database import OutboxDatabase
 from .settings import OutboxSettings
@@ -53,7 +53,7 @@ async def outbox_status(
     Raises:
         OutboxMissingError, OutboxOlderError, OutboxNewerError, ConfigError, StorageError
     """
-    now_ns = SystemClock.wall_ns()
+    now_ns = environment_of(None).clock.wall_ns()
     return await _run(engine_or_url, prefix, read_status, now_ns=now_ns, subject=subject)
 
 

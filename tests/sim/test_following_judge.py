@@ -128,6 +128,33 @@ def test_follower_is_told_of_when_a_message_and_its_row_came_or_none_of_them(not
     assert problem in told([FIRST, *notes], CARRIED)
 
 
+TWICE_CARRIED = stored_at((1, 0), (1, 1), carried=True, members={3})
+for partition_id in (2, 3):
+    TWICE_CARRIED.stored |= {
+        (partition_id, number): (KEY, b"p0.1:%d" % number) for number in (0, 1)
+    }
+"""Two messages of partition 1, the rows in 2 that took their place, and in 3 the rows that took the place of these."""
+ROWS_OF_ROWS = [given(0, (3, 0)), given(1, (3, 1))]
+
+
+@pytest.mark.parametrize(
+    ("notes", "problem"),
+    [
+        ([MESSAGES[0], *ROWS_OF_ROWS], ""),
+        ([MESSAGES[0], Kept(), *ROWS_OF_ROWS, Opened(0, 0, after_keeping=True), *ROWS_OF_ROWS], ""),
+        ([*MESSAGES[:2], *ROWS_OF_ROWS], "was given (3, 0) again, as (1, 0)"),
+        ([MESSAGES[0], ROWS_OF_ROWS[0], *ROWS_OF_ROWS], "was given (3, 0) again"),
+        ([MESSAGES[0], *ROWS_OF_ROWS, Kept(), ROWS_OF_ROWS[0]], "was given (3, 0) again"),
+        ([MESSAGES[0], *IN_ROWS], "was given (2, 0) again, as (1, 0)"),
+    ],
+)
+def test_row_of_a_row_may_come_after_its_message_when_the_follower_had_a_part_of_the_partition(
+    notes, problem
+):
+    said = told([FIRST, *notes], TWICE_CARRIED)
+    assert problem in said if problem else not said
+
+
 def test_follower_is_not_owed_messages_whose_rows_are_left_when_they_are_gone():
     """Of partition 1 nothing is owed, although nothing of it was removed one by one."""
     hidden = stored_at((1, 0), (3, 0), members={3})

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from keylane.protocol.clock import SystemClock
+from keylane.rpc.environment import Environment
 from sim.machines.calls import WINDOW_S, CallRates
+from sim.machines.real_clock import no_real_clock
 from sim.mutants.bank import MUTANTS, seeds_for
 from sim.mutants.catches import CATCHES
 from sim.mutants.worlds import SHOWN_IN
@@ -52,9 +55,9 @@ FOUND = (
     2_000_000_020, 2_000_000_047, 2_000_000_107, 2_000_000_192, 2_000_000_253, 2_000_000_372, 2_000_000_441,
     2_000_001_802, 2_000_002_129, 2_000_003_089, 2_000_003_110, 2_000_004_599, 2_000_005_394, 2_000_014_039,
     2_000_014_045, 2_000_014_122, 2_000_014_460, 2_000_014_689, 2_000_014_789, 2_000_015_313, 2_000_015_430,
-    2_000_015_444, 2_000_016_107, 2_000_016_328, 2_000_017_413, 2_000_019_068, 2_000_020_045, 2_000_020_163,
-    2_000_020_250, 2_000_021_163, 2_000_021_191, 2_000_026_514, 2_000_040_139, 3_000_000_041, 3_000_000_073,
-    3_000_000_393, 3_000_000_444, 4_000_000_126, 4_000_040_138,
+    2_000_015_444, 2_000_016_107, 2_000_016_328, 2_000_017_413, 2_000_019_068, 2_000_019_632, 2_000_020_045,
+    2_000_020_163, 2_000_020_250, 2_000_021_163, 2_000_021_191, 2_000_026_514, 2_000_040_139, 3_000_000_041,
+    3_000_000_073, 3_000_000_393, 3_000_000_444, 4_000_000_126, 4_000_040_138, 4_000_050_124,
 )  # fmt: skip
 """Later seeds that found a fault once, of the product or of the simulation."""
 FOUND_SAMPLE = FOUND[1::12]
@@ -247,6 +250,14 @@ def test_last_line_is_the_result_as_json():
     assert told["events"] > told["faults"] > 0
     assert told["violations"] == told["mutants"] == told["mutants_caught"] == 0
     assert told["seconds"] > 0
+
+
+def test_real_clock_is_refused_when_a_simulated_program_reads_it():
+    """A seed would be another run each time."""
+    with no_real_clock(), pytest.raises(AssertionError, match="clock of the real machine"):
+        Environment().clock.boot_ms()
+    assert SystemClock.boot_ms() > 0
+    assert SystemClock().wall_ns() > 0
 
 
 def test_loop_without_a_pause_is_told_once():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from keylane.checker.findings import Findings
 from keylane.consumer.client import Consumer
 from keylane.protocol.errors import InstanceTakenError
 from sim.actors.consumers import ConsumerHost
+from sim.actors.users import Identities
 from sim.features.feature import Feature
 from sim.swarm import Swarm
 
@@ -22,6 +23,19 @@ SETTLE_S = 6.0
 TTL_MS = 6_000
 AT_ONCE_S = 2.5
 """What a process that is started again needs to have its partitions: less than half of the ttl."""
+
+
+class SessionIds(Identities):
+    """Notes when each session's id was drawn, which is when its join is sent for the first time."""
+
+    def __init__(self, draw: Identities, now: Callable[[], float]) -> None:
+        self._draw, self._now = draw, now
+        self.drawn: dict[str, float] = {}
+
+    def __call__(self, bits: int) -> int:
+        number = self._draw(bits)
+        self.drawn[f"{number:032x}"] = self._now()
+        return number
 
 
 class NamedHost(ConsumerHost):
@@ -35,6 +49,12 @@ class NamedHost(ConsumerHost):
     problem = ""
     silent: set[str] = set()  # noqa: RUF012 - replaced in each host that has an instance
     """The names of hosts whose session has expired since they were started."""
+    replaced_by: Mapping[str, str] = {}
+    """Session → the one that took its place, if that began then for the first time."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._identities = self.ids = SessionIds(self._identities, lambda: self.loop.now)
 
     @property
     def consumer(self) -> Consumer | None:  # type: ignore[override]
@@ -65,13 +85,27 @@ class NamedHost(ConsumerHost):
             assert twin is not None
             # One that was not heard for its ttl has lost its place to a process that is there.
             heard = self.name not in self.silent
-            if heard and twin.is_of_before(self.started_s):
+            older = twin.is_of_before(self.started_s)
+            if heard and older and not self._met_late_join(twin):
                 self.problem = f"{self.name} was started last, and is told that its place is taken"
             if self.leaving:
                 return
             if self.consumer is not None:
                 await self._close_consumer(self.consumer)
             self.end(machine_down=False)
+
+    def _met_late_join(self, twin: NamedHost) -> bool:
+        """
+        Whether a join that the twin had sent before this process was started has taken the place of a session of this process.
+
+        No metaserver had heard of it, so that it is taken for the join of a process that was started last.  Once its session
+        has expired, the twin and this process are as good as each other; see decision 35.
+        """
+        return any(
+            self.ids.drawn.get(session, -1.0) >= self.started_s
+            and twin.ids.drawn.get(late, self.started_s) < self.started_s
+            for session, late in self.replaced_by.items()
+        )
 
     def is_of_before(self, since_s: float) -> bool:
         """Whether its last process was open, or had ended, before this moment: it has joined before, if at all."""
@@ -110,6 +144,7 @@ class Instances(Feature):
                 assert isinstance(twin, NamedHost)
                 host.instance, host.twin = f"instance{number}", twin
                 host.silent = world.shelf.silent
+                host.replaced_by = world.shelf.replaced_by
                 self.hosts.append(host)
 
     async def work(self) -> None:

@@ -5,7 +5,7 @@ one has a higher id: so a key's messages come in the order of partition id and o
 each producer has numbered them, where that is promised.
 
 A subject that is cut over has a message at its first place, and later at the place of its row, which has the same value: it
-comes once, from whichever place.  A subject that is deleted and created anew has several lives: none of two comes together.
+comes once, from whichever place; but a row of a row may come after the message, where docs/SPARK.md allows that.  A subject that is deleted and created anew has several lives: none of two comes together.
 """
 
 from __future__ import annotations
@@ -104,6 +104,9 @@ class FollowingLife:
         self.opened: Opened | None = None
         self._kept = 0
         """The number of those in `given` that are behind the positions which were kept last."""
+        self._repeats: dict[Hashable, Given] = {}
+        """By identity, the row that came last, of those which may come a second time."""
+        self._kept_repeats: dict[Hashable, Given] = {}
         self._told: dict[int, int] | None = {} if notes_removals else None
         """Partition id → the end of what the program was told to be removed; None: it does not note that."""
         self.problems: list[str] = []
@@ -128,9 +131,11 @@ class FollowingLife:
             self.opened = opened
         for identity in list(self.given)[self._kept :]:
             del self.given[identity]
+        self._repeats = dict(self._kept_repeats)
 
     def keep(self) -> None:
         self._kept = len(self.given)
+        self._kept_repeats = dict(self._repeats)
 
     def give(self, message: Given) -> None:
         """Look at a message alone: it is what is stored there, and was not given before."""
@@ -139,12 +144,38 @@ class FollowingLife:
         if stored != (message.key, message.value):
             self._tell(f"was given {message.value!r} at {place}, where {stored} is stored")
         identity = self._truth.identity(place, message.value)
-        if (before := self.given.get(identity)) is not None:
+        before = self._repeats.get(identity) or self.given.get(identity)
+        if before is not None and self._may_repeat(before, message):
+            self._repeats[identity] = message
+            return
+        if before is not None:
             of_before = (before.partition_id, before.offset)
             self._tell(
                 f"was given {place} again{'' if of_before == place else f', as {of_before}'}"
             )
         self.given[identity] = message
+
+    def _may_repeat(self, before: Given, row: Given) -> bool:
+        """
+        Whether the row may come after the message: it was made of another row, and the program was in the middle of a partition.
+
+        What a row of a row was made of at first is not known once the first row is gone.  So a reader which had a part of a
+        partition when its rows were replaced too is promised all rows of it, some of them a second time.
+        """
+        if not self._truth.carried:
+            return False
+        first, last = (before.partition_id, before.offset), (row.partition_id, row.offset)
+        between = (
+            first[0] < place[0] < last[0] and value == row.value
+            for place, (_, value) in self._truth.stored.items()
+        )
+        end = max(
+            (offset for number, offset in self._truth.stored if number == first[0]), default=0
+        )
+        of_partition = [
+            each.offset for each in self.given.values() if each.partition_id == first[0]
+        ]
+        return any(between) and max(of_partition, default=before.offset) < end
 
     def close(self, key: bytes | None, *, whole: bool) -> list[str]:
         """Look at all that was given; `whole`: it was to be all that is owed."""

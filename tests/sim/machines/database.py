@@ -39,6 +39,10 @@ class Shelf:
         """Partitions whose loss was accepted, if `watches_losses`."""
         self.instances: dict[str, tuple[str, str, int]] | None = None
         """Session → instance, client and the end of its ttl, as the last transaction left them; None: they are not watched."""
+        self.replaced_by: dict[str, str] = {}
+        """Session → the one that took its place, if that began then for the first time."""
+        self._begun: set[str] = set()
+        """Every session with an instance that ever began."""
         self.silent: set[str] = set()
         """Clients with an instance whose session ended otherwise: it left, or was not heard for its ttl."""
         self.boot = 0
@@ -79,14 +83,17 @@ class Shelf:
             "ORDER BY session"
         )
         after = self.instances = {row[0]: row[1:] for row in self._raw.execute(ask)}
-        come = {after[session][0] for session in after.keys() - before.keys()}
+        come = {after[session][0]: session for session in sorted(after.keys() - before.keys())}
         for session, (instance, client, expires_at) in before.items():
             if session in after:
                 continue
             if instance in come:
                 self._record(Replaced(session))
+                if come[instance] not in self._begun:
+                    self.replaced_by[session] = come[instance]
             if instance not in come or expires_at <= self._clock.boot_ms():
                 self.silent.add(client)  # the join may be the first to see that it was not heard
+        self._begun.update(come.values())
 
     def renew(self, work: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a transaction that need not be durable; it is a fault if it renews a session that had ended."""

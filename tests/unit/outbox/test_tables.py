@@ -36,6 +36,8 @@ from keylane.protocol.errors import (
     OutboxOlderError,
 )
 from keylane.protocol.message import unpack_properties
+from keylane.rpc.environment import AMBIENT, Environment
+from sim.machines.clock import ManualClock
 from support.sql.user_migrations import migrating, written_as_sql
 
 META = "127.0.0.1:1"
@@ -154,6 +156,20 @@ def test_rows_behind_a_failed_one_of_their_key_wait_for_an_operator(engine, outb
         assert [row.failure for row in status.failed_rows] == ["lost", "lost"]
         assert redrive(connection, TABLES) == RowChange(failed=2)
     assert ids(do(engine, None)) == [[first, second], [later, newer]]
+
+
+async def test_status_tells_ages_by_the_clock_of_the_program_when_it_has_one(engine):
+    row = {"subject": "s", "logical": 0, "order_key": b"k", "value": b"", "properties": b""}
+    clock = ManualClock()
+    with engine.begin() as connection:
+        connection.execute(sa.insert(TABLES.rows), row | {"added_at_ns": clock.wall_ns()})
+    clock.advance(5_000)
+    own = AMBIENT.set(Environment(clock=clock))
+    try:
+        (subject,) = (await outbox_status(engine)).subjects
+    finally:
+        AMBIENT.reset(own)
+    assert subject.oldest_age_ms == 5_000
 
 
 async def test_purge_lets_newer_rows_go(engine, outbox):

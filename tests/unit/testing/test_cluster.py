@@ -95,6 +95,32 @@ async def test_poison_key_is_parked_and_redriven(keylane_cluster: VirtualCluster
     assert await keylane_cluster.parked("orders", "g") == []
 
 
+async def test_age_of_parked_keys_is_counted_in_virtual_time_when_an_admin_asks(
+    keylane_cluster: VirtualCluster,
+):
+    """The calendar of the machine that runs the test says another time."""
+
+    async def work() -> None:
+        async def handle(_message: Message) -> None:
+            raise ValueError("no such customer")
+
+        await Consumer(
+            ADDRESS, subject="orders", group="g", handler=handle, on_failure="park", tries_max=1
+        ).run()
+
+    await keylane_cluster.create_subject("orders")
+    keylane_cluster.start(work)
+    async with Producer(keylane_cluster.address) as producer:
+        await producer.send("orders", b"0", key=b"poison")
+    await keylane_cluster.until(lambda: keylane_cluster.parked("orders", "g"))
+    age_ms = 600_000
+    async with Admin(keylane_cluster.address) as admin:
+        assert [view async for view in admin.parked("orders", "g", older_than_ms=age_ms)] == []
+        await asyncio.sleep(age_ms / 1_000)
+        (view,) = [view async for view in admin.parked("orders", "g", older_than_ms=age_ms)]
+    assert view.key == b"poison"
+
+
 program = Consumer(ADDRESS)
 """As programs have it: made when their module is imported."""
 billed: list[bytes] = []
