@@ -52,7 +52,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "broker/offline": {"acceptance/test_broker_commands.py": "inspection"},
     "broker/partition": {
-        "unit/broker/store/test_removals.py": "dropped",
         "unit/broker/test_service.py": "facts",
     },
     "broker/scheduled": {"unit/broker/scheduled/test_scheduler.py": "journal_writer subjects"},
