@@ -37,7 +37,7 @@ from ...protocol.message import check_message_size, pack_properties
 from ...protocol.routing import OrderStrategy, Route
 from ...protocol.scheduled.deliver_at import deliver_at_ms
 from ...protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
-from ...protocol.text import counted, seconds
+from ...protocol.text import seconds
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.home import Home, Resident
 from ...rpc.identity import DrawBits
@@ -46,8 +46,11 @@ from ..arguments import checked_timeout, refuse_text
 from ..settings import ProducerSettings
 from ..waiting import NO_ANSWER, WaitCause, broker_cause, route_cause
 from ..waiting_keys import WaitingKey
+from .given_up import UntoldMessages
 
 ID_BYTES = 16
+ROUTES_MAX = 1_000
+"""Routes that are kept besides those of waiting messages."""
 CALLS_MAX = 1_000
 """Messages that are at one broker at once: those of a burst do not time out while it takes the others, and come again."""
 
@@ -59,19 +62,35 @@ class ScheduledFuture:
     A cancelled wait does not withdraw the message, and there is no `cancel`; `producer.cancel(receipt)` withdraws it.
     """
 
-    __slots__ = ("_listeners", "_reported", "_task")
+    __slots__ = ("_listeners", "_reported", "_task", "_untold")
 
     def __init__(self, task: asyncio.Task[ScheduledReceipt]) -> None:
         self._task = task
         self._reported = False
+        self._untold: UntoldMessages | None = None
+        """Where the message counts as given up; None: it was not, or its error was told."""
         self._listeners: dict[Callable[[ScheduledFuture], object], list[Callable[..., object]]] = {}
 
     def __await__(self) -> Generator[Any, None, ScheduledReceipt]:
-        self._reported = True
+        self._report()
         try:
             return (yield from asyncio.shield(self._task).__await__())
         except KeylaneError as error:
             raise error.copy(error.fate) from error.__cause__
+
+    def _report(self) -> None:
+        """Note that the caller is told of the outcome."""
+        self._reported = True
+        untold, self._untold = self._untold, None
+        error = None if untold is None else self._task.exception()
+        if untold is not None and error is not None:
+            untold.told(self, error)
+
+    def _give_up(self, error: BaseException, untold: UntoldMessages) -> None:
+        """Note that the message was given up."""
+        if not self._reported:
+            self._untold = untold
+            untold.add(self, error)
 
     def done(self) -> bool:
         """True once the message is kept by a broker, or given up."""
@@ -85,7 +104,8 @@ class ScheduledFuture:
             asyncio.InvalidStateError: it is not `done` yet.
             KeylaneError: it was given up; the same error as from `await`.
         """
-        self._reported = self._reported or self._task.done()
+        if self._task.done():
+            self._report()
         return self._task.result()
 
     def add_done_callback(self, callback: Callable[[ScheduledFuture], object]) -> None:
@@ -108,7 +128,8 @@ class ScheduledFuture:
         Raises:
             asyncio.InvalidStateError: it is not `done` yet.
         """
-        self._reported = self._reported or self._task.done()
+        if self._task.done():
+            self._report()
         return self._task.exception()
 
     @property
@@ -164,7 +185,7 @@ class LaterSending:
         self._bytes = 0
         """Bytes of messages that no broker keeps yet."""
         self._pending: dict[ScheduledFuture, _Attempt] = {}
-        self._failed: list[ScheduledFuture] = []
+        self._untold = UntoldMessages()
         """Messages that were given up since the last `unreported`."""
 
     def send(
@@ -220,8 +241,9 @@ class LaterSending:
         def ended(task: asyncio.Task[ScheduledReceipt]) -> None:
             self._bytes -= len(batch)
             del self._pending[future]
-            if not task.cancelled() and task.exception() is not None:
-                self._failed.append(future)
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                future._give_up(error, self._untold)
 
         task.add_done_callback(ended)
         return future
@@ -293,6 +315,8 @@ class LaterSending:
         if asked is None:
             call = self._meta.route_to_send(subject, order_strategy=self._order_strategy)
             asked = self._routes[subject] = asyncio.create_task(call)
+            if len(self._routes) > ROUTES_MAX + len(self._pending):
+                self._forget_routes()
         route = await asyncio.shield(asked)
         available = _available(route)
         if not available:
@@ -302,6 +326,13 @@ class LaterSending:
                 f"no broker of subject {subject!r} is available now", broker_group=group
             )
         return self._rng.choice(available)
+
+    def _forget_routes(self) -> None:
+        """Forget the routes of subjects without a waiting message: a program may send to new subjects for ever."""
+        waiting = {attempt.subject for attempt in self._pending.values()}
+        for subject, asked in list(self._routes.items()):
+            if asked.done() and subject not in waiting:
+                del self._routes[subject]
 
     def _names(self, subject: str, broker_group: str, address: str) -> bool:
         """True while the last known route of a subject has the broker."""
@@ -361,18 +392,8 @@ class LaterSending:
 
     def unreported(self) -> GivenUpError | None:
         """The error that tells of messages that were given up, and whose futures were not awaited."""
-        errors = [future._task.exception() for future in self._failed if not future._reported]
-        self._failed.clear()
-        if not errors:
-            return None
-        unknown = sum(
-            isinstance(each, KeylaneError) and each.fate is Fate.UNKNOWN for each in errors
-        )
-        gone = counted(len(errors), "scheduled message was", "scheduled messages were")
-        error = GivenUpError(f"{gone} given up: {errors[0]}", messages=len(errors), unknown=unknown)
-        error.fate = Fate.UNKNOWN if unknown else Fate.NOT_DONE
-        error.__cause__ = errors[0]
-        return error
+        untold, self._untold = self._untold, UntoldMessages()
+        return untold.error()
 
     async def close(self) -> None:
         """Give up the messages that no broker keeps yet."""

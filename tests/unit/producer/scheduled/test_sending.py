@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -11,6 +13,8 @@ import msgspec
 import pytest
 
 from keylane.producer import ProducerSettings
+from keylane.producer.given_up import CAUSES_KEPT
+from keylane.producer.scheduled import sending as sending_module
 from keylane.producer.scheduled.sending import CALLS_MAX, LaterSending
 from keylane.producer.waiting import META_DOWN, NO_ANSWER
 from keylane.protocol.backoff import Backoff
@@ -231,6 +235,62 @@ async def test_message_that_was_given_up_and_not_awaited_is_reported_once():
     with pytest.raises(ScheduleFullError):
         await send(sending)
     assert sending.unreported() is None
+
+
+async def test_messages_that_were_given_up_and_awaited_leave_nothing():
+    """A program that awaits each message need never call `flush`."""
+    brokers = ScriptedBrokers(*[ScheduleFullError("full") for _ in range(50)])
+    sending = brokers.sending()
+    given_up = []
+    for number in range(50):
+        future = send(sending)
+        given_up.append(weakref.ref(future._task))
+        if number % 2:
+            await sending.settled()
+        with pytest.raises(ScheduleFullError):
+            await future
+        del future
+    await asyncio.sleep(0)
+    gc.collect()
+    assert not any(task() is not None for task in given_up)
+    assert sending.unreported() is None
+
+
+async def test_messages_that_were_given_up_and_not_awaited_are_counted_not_kept():
+    brokers = ScriptedBrokers(*[ScheduleFullError("full") for _ in range(50)])
+    sending = brokers.sending()
+    futures = [send(sending) for _ in range(50)]
+    await sending.settled()
+    with pytest.raises(ScheduleFullError):
+        futures[40].result()
+    assert isinstance(futures[0].exception(), ScheduleFullError)
+    given_up = [weakref.ref(future._task) for future in futures]
+    del futures
+    await asyncio.sleep(0)
+    gc.collect()
+    assert sum(task() is not None for task in given_up) <= CAUSES_KEPT
+    error = sending.unreported()
+    assert error is not None
+    assert (error.messages, error.unknown) == (48, 0)
+    assert isinstance(error.__cause__, ScheduleFullError)
+
+
+async def test_routes_of_subjects_that_come_and_go_are_forgotten(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sending_module, "ROUTES_MAX", 10)
+    brokers = ScriptedBrokers()
+    sending = brokers.sending()
+    for number in range(100):
+        await sending.send(f"s{number}", b"v", deliver_at=CLOCK.wall_ms() + 60_000)
+    assert len(sending._routes) <= 12
+    asked = brokers.routes
+    await sending.send("s99", b"v", deliver_at=CLOCK.wall_ms() + 60_000)
+    assert brokers.routes == asked
+    together = [
+        sending.send(f"t{number}", b"v", deliver_at=CLOCK.wall_ms() + 60_000)
+        for number in range(100)
+    ]
+    await asyncio.gather(*together)
+    assert brokers.routes == asked + 100
 
 
 async def test_messages_that_no_broker_keeps_are_given_up_at_close():
