@@ -73,18 +73,18 @@ FIGURES = {
     "single_p50_ms": Figure(
         "a single send to its ack, p50", MS, lower=True, aim=1, against=Against.SAME
     ),
-    "single_p99_ms": Figure("the same, p99", MS, lower=True),
+    "single_p99_ms": Figure("a single send to its ack, p99", MS, lower=True),
     "steady_5000_p50_ms": Figure(
         "send to handler at 5,000/s, p50", MS, lower=True, aim=1, against=Against.SAME
     ),
     "steady_5000_p99_ms": Figure(
-        "the same, p99", MS, lower=True, aim=1, against=Against.SAME
+        "send to handler at 5,000/s, p99", MS, lower=True, aim=1, against=Against.SAME
     ),
     "steady_5000_cpu_us": Figure(
         "processor time a message of all processes, 5,000/s", US, lower=True, aim=100, against=Against.ITSELF
     ),
     "steady_500_p50_ms": Figure("send to handler at 500/s, p50", MS, lower=True),
-    "steady_500_p99_ms": Figure("the same, p99", MS, lower=True),
+    "steady_500_p99_ms": Figure("send to handler at 500/s, p99", MS, lower=True),
     "steady_500_cpu_us": Figure(
         "processor time a message of all processes, 500/s", US, lower=True, aim=1, against=Against.SAME
     ),

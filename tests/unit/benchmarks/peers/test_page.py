@@ -1,6 +1,7 @@
 """The table and the page say what the result says, and name what was left out."""
 
 import pytest
+from peers.figures import FIGURES
 from peers.page import (
     better_lines,
     cell_of,
@@ -96,6 +97,11 @@ def test_better_peers_are_named_with_how_far_they_are_ahead(result):
     assert lines == [
         "* handled, a batch handler (`max_records=500`) (keylane 400 a second): kafka 2.00 times"
     ]
+
+
+def test_figures_have_names_of_their_own_because_the_list_of_better_peers_leaves_some_out():
+    names = [(figure.what, figure.unit) for figure in FIGURES.values()]
+    assert len(set(names)) == len(names)
 
 
 def test_page_names_what_is_missing_and_what_failed(result):
