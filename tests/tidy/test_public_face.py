@@ -154,21 +154,31 @@ def test_mypy_knows_the_face(mypy_says):
     assert 'Module has no attribute "Nonsense"' in unknown
 
 
-def test_basedpyright_knows_the_face(tmp_path):
-    """As mypy does."""
-    (tmp_path / "snippet.py").write_text(SNIPPET)
-    settings = {"include": ["snippet.py"], "extraPaths": [str(TYPING)]}
-    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
-    command = [sys.executable, "-m", "basedpyright", "--outputjson", "--project", str(tmp_path)]
+def said_by_basedpyright(folder: Path, text: str) -> tuple[list[str], list[str]]:
+    """What it reveals of a program, and its errors."""
+    (folder / "program.py").write_text(text)
+    settings = {"include": ["program.py"], "extraPaths": [str(TYPING)]}
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "basedpyright", "--outputjson", "--project", str(folder)]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     messages = json.loads(checked.stdout)["generalDiagnostics"]
-    assert [message["message"] for message in messages if message["severity"] == "information"] == [
+    revealed, refused = (
+        [each["message"] for each in messages if each["severity"] == severity]
+        for severity in ("information", "error")
+    )
+    return revealed, refused
+
+
+def test_basedpyright_knows_the_face(tmp_path):
+    """As mypy does."""
+    revealed, refused = said_by_basedpyright(tmp_path, SNIPPET)
+    assert revealed == [
         'Type of "FencedError" is "type[FencedError]"',
         'Type of "TokenUnknownError" is "type[TokenUnknownError]"',
         'Type of "TokenUnknownError().current_token" is "int | None"',
         'Type of "keylane.Consumer" is "type[Consumer[bytes]]"',
     ]
-    assert [message["message"] for message in messages if message["severity"] == "error"] == [
+    assert refused == [
         '"Produser" is unknown import symbol',
         '"Nonsense" is not a known attribute of module "keylane"',
     ]
@@ -176,13 +186,7 @@ def test_basedpyright_knows_the_face(tmp_path):
 
 def test_basedpyright_knows_what_a_codec_makes_of_a_client(tmp_path):
     """As mypy does: an attribute that a class declares as a callable has no first argument for it."""
-    (tmp_path / "codecs.py").write_text(CODECS)
-    settings = {"include": ["codecs.py"], "extraPaths": [str(TYPING)]}
-    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
-    command = [sys.executable, "-m", "basedpyright", "--outputjson", "--project", str(tmp_path)]
-    checked = subprocess.run(command, capture_output=True, text=True, check=False)
-    messages = json.loads(checked.stdout)["generalDiagnostics"]
-    revealed = [each["message"] for each in messages if each["severity"] == "information"]
+    revealed, refused = said_by_basedpyright(tmp_path, CODECS)
     assert [text.rpartition(" is ")[2] for text in revealed] == [
         '"Producer[bytes]"',
         '"Producer[Order]"',
@@ -190,7 +194,6 @@ def test_basedpyright_knows_what_a_codec_makes_of_a_client(tmp_path):
         '"Consumer[Order]"',
         '"QueueReader[Order]"',
     ]
-    refused = [each["message"] for each in messages if each["severity"] == "error"]
     assert ["Order" in text for text in refused] == [True, True]
     assert all('parameter "value"' in text for text in refused)
 
