@@ -322,9 +322,8 @@ class World:
         with contextlib.suppress(KeylaneError):
             await self._operator_meta.cordon(broker_group, Cordon(cordoned=True))
         await asyncio.sleep(seconds)
-        await uncordon(
-            broker_group, self._operator_meta
-        )  # else no group may be left for a creation
+        # Until it is heard, or no group may be left for a creation.
+        await uncordon(broker_group, self._operator_meta)
 
     def operate_on(self, count: int, kind: OperationKind, broker_group: str = "") -> None:
         """Ask for an operation on `count` open partitions that lie side by side."""

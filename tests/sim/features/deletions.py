@@ -35,14 +35,12 @@ from keylane.protocol.errors import (
     GroupDeletedError,
     GroupUnknownError,
     KeylaneError,
-    NotEnoughBrokersError,
     SubjectDeletedError,
     SubjectUnknownError,
 )
 from sim.actors.clients import ProducerHost
 from sim.actors.consumers import ConsumerHost
 from sim.actors.hosts import Host
-from sim.actors.operators import uncordon
 from sim.features.feature import Feature
 from sim.features.views import check_view, seen_from
 from sim.service import Service
@@ -150,10 +148,6 @@ class Deletions(Feature):
                 break
             except KeylaneError as error:
                 self.world.trace(f"doomed is not created: {error!r}")
-                if isinstance(error, NotEnoughBrokersError) and self.world.faults.healed:
-                    # A cordon that came twice may have come for the second time after its end.
-                    for broker in self.world.brokers:
-                        await uncordon(broker.group, self.world._operator_meta)
                 await asyncio.sleep(0.2)
         ids = frozenset(int(partition.partition_id) for partition in route.partitions)
         for life in self.lives:
