@@ -10,15 +10,16 @@ from ..protocol.errors import Fate, GivenUpError, KeylaneError
 from ..protocol.text import counted
 
 CAUSES_KEPT = 16
-"""`flush` names the first cause with an unreported message; the others are kept for when all of the first are reported."""
+"""`flush` names the first cause; the others are kept for when all messages of the first are reported."""
 
 
 class Unreported:
     """Counts of messages that were given up and that no future has reported; the counts are exact."""
 
-    __slots__ = ("causes", "messages", "unknown")
+    __slots__ = ("_what", "causes", "messages", "unknown")
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "message") -> None:
+        self._what = what
         self.messages = 0
         self.unknown = 0
         """How many of `messages` may be stored."""
@@ -29,7 +30,7 @@ class Unreported:
         if not self.messages:
             return None
         cause = next((given_up.cause for given_up in self.causes if given_up.unreported), None)
-        gone = counted(self.messages, "message was", "messages were")
+        gone = counted(self.messages, f"{self._what} was", f"{self._what}s were")
         if self.messages == 1:
             fate = "it may be stored" if self.unknown else "it is not stored"
         else:
@@ -65,9 +66,12 @@ class GivenUp:
 
     def reported(self, *, unknown: bool) -> None:
         """Note that the future of a message reports this by raising it."""
+        summary = self._summary
         self.unreported -= 1
-        self._summary.messages -= 1
-        self._summary.unknown -= unknown
+        summary.messages -= 1
+        summary.unknown -= unknown
+        if not self.unreported:  # room for the cause of others
+            summary.causes = [each for each in summary.causes if each is not self]
 
     def error(self, *, unknown: bool) -> KeylaneError:
         """A new error object for a caller."""

@@ -23,6 +23,7 @@ from ...protocol.errors import (
     DeliveryTimeoutError,
     Fate,
     GivenUpError,
+    InternalError,
     InvalidRequestError,
     KeylaneError,
     NotSentError,
@@ -43,10 +44,10 @@ from ...rpc.home import Home, Resident
 from ...rpc.identity import DrawBits
 from ...rpc.race import shared
 from ..arguments import checked_timeout, refuse_text
+from ..given_up import GivenUp, Unreported
 from ..settings import ProducerSettings
 from ..waiting import NO_ANSWER, WaitCause, broker_cause, route_cause
 from ..waiting_keys import WaitingKey
-from .given_up import UntoldMessages
 
 ID_BYTES = 16
 ROUTES_MAX = 1_000
@@ -62,13 +63,13 @@ class ScheduledFuture:
     A cancelled wait does not withdraw the message, and there is no `cancel`; `producer.cancel(receipt)` withdraws it.
     """
 
-    __slots__ = ("_listeners", "_reported", "_task", "_untold")
+    __slots__ = ("_given_up", "_listeners", "_reported", "_task")
 
     def __init__(self, task: asyncio.Task[ScheduledReceipt]) -> None:
         self._task = task
         self._reported = False
-        self._untold: UntoldMessages | None = None
-        """Where the message counts as given up; None: it was not, or its error was told."""
+        self._given_up: GivenUp | None = None
+        """The message counts as given up; None: it was not, or its error was told."""
         self._listeners: dict[Callable[[ScheduledFuture], object], list[Callable[..., object]]] = {}
 
     def __await__(self) -> Generator[Any, None, ScheduledReceipt]:
@@ -81,16 +82,18 @@ class ScheduledFuture:
     def _report(self) -> None:
         """Note that the caller is told of the outcome."""
         self._reported = True
-        untold, self._untold = self._untold, None
-        error = None if untold is None else self._task.exception()
-        if untold is not None and error is not None:
-            untold.told(self, error)
+        given_up, self._given_up = self._given_up, None
+        if given_up is not None:
+            given_up.reported(unknown=given_up.doubtful)
 
-    def _give_up(self, error: BaseException, untold: UntoldMessages) -> None:
+    def _give_up(self, error: BaseException, summary: Unreported) -> None:
         """Note that the message was given up."""
         if not self._reported:
-            self._untold = untold
-            untold.add(self, error)
+            if not isinstance(error, KeylaneError):
+                error = InternalError(f"the producer met {error!r:.200}")
+            given_up = GivenUp(error, summary, doubtful=error.fate is Fate.UNKNOWN)
+            given_up.count(1, given_up.doubtful)
+            self._given_up = given_up
 
     def done(self) -> bool:
         """True once the message is kept by a broker, or given up."""
@@ -185,7 +188,7 @@ class LaterSending:
         self._bytes = 0
         """Bytes of messages that no broker keeps yet."""
         self._pending: dict[ScheduledFuture, _Attempt] = {}
-        self._untold = UntoldMessages()
+        self._unreported = Unreported("scheduled message")
         """Messages that were given up since the last `unreported`."""
 
     def send(
@@ -243,7 +246,7 @@ class LaterSending:
             del self._pending[future]
             error = None if task.cancelled() else task.exception()
             if error is not None:
-                future._give_up(error, self._untold)
+                future._give_up(error, self._unreported)
 
         task.add_done_callback(ended)
         return future
@@ -392,8 +395,8 @@ class LaterSending:
 
     def unreported(self) -> GivenUpError | None:
         """The error that tells of messages that were given up, and whose futures were not awaited."""
-        untold, self._untold = self._untold, UntoldMessages()
-        return untold.error()
+        summary, self._unreported = self._unreported, Unreported("scheduled message")
+        return summary.error()
 
     async def close(self) -> None:
         """Give up the messages that no broker keeps yet."""

@@ -4,10 +4,16 @@ import asyncio
 
 import pytest
 
+from keylane.producer.given_up import CAUSES_KEPT, GivenUp, Unreported
 from keylane.producer.outgoing_batch import OutgoingBatch
 from keylane.producer.send_budget import MEMORY_PER_MESSAGE, SendBudget
 from keylane.producer.send_future import BatchFuture
-from keylane.protocol.errors import Fate, NotSentError
+from keylane.protocol.errors import (
+    Fate,
+    NotSentError,
+    OutcomeUnknownError,
+    ScheduleFullError,
+)
 from keylane.protocol.message import Receipt
 
 RECEIPT = Receipt(1, 0, "fsync")
@@ -152,3 +158,45 @@ async def test_several_tasks_wait_until_the_queue_is_empty():
         assert not any(waiter.done() for waiter in waiters)
         budget.stored(batch, RECEIPT)
         await asyncio.gather(*waiters)
+
+
+def given_up(summary: Unreported, error) -> GivenUp:
+    """One message."""
+    outcome = GivenUp(error, summary, doubtful=error.fate is Fate.UNKNOWN)
+    outcome.count(1, outcome.doubtful)
+    return outcome
+
+
+def test_error_is_of_a_message_that_no_future_has_reported():
+    summary = Unreported("scheduled message")
+    refused = given_up(summary, ScheduleFullError("full"))
+    doubtful = given_up(summary, OutcomeUnknownError("silent"))
+    refused.reported(unknown=False)
+    error = summary.error()
+    assert error is not None
+    assert (error.messages, error.unknown, error.fate) == (1, 1, Fate.UNKNOWN)
+    assert error.__cause__ is doubtful.cause
+    assert error.message.startswith("1 scheduled message was given up, it may be stored")
+    doubtful.reported(unknown=True)
+    assert summary.error() is None
+
+
+def test_counts_are_exact_when_more_are_given_up_than_causes_are_kept():
+    summary = Unreported()
+    outcomes = [given_up(summary, ScheduleFullError(str(n))) for n in range(3 * CAUSES_KEPT)]
+    for outcome in outcomes[: 2 * CAUSES_KEPT]:
+        outcome.reported(unknown=False)
+    left = summary.error()
+    assert left is not None
+    assert (left.messages, left.unknown, left.fate) == (CAUSES_KEPT, 0, Fate.NOT_DONE)
+    assert left.__cause__ is None, "the causes that were kept are reported"
+
+
+def test_cause_is_that_of_a_later_message_when_all_earlier_ones_are_reported():
+    summary = Unreported()
+    for number in range(CAUSES_KEPT):
+        given_up(summary, ScheduleFullError(str(number))).reported(unknown=False)
+    last = given_up(summary, ScheduleFullError("last"))
+    error = summary.error()
+    assert error is not None
+    assert error.__cause__ is last.cause
