@@ -26,7 +26,7 @@ from sqlalchemy.engine import Connection
 from ...protocol.control import Retention
 from ...protocol.routing import PartitionState
 from ..sql.dialect import insert_new, now_ms
-from ..sql.portions import portions
+from ..sql.portions import portions, rows_of
 from ..sql.schema import accepted_folders, brokers, drained, groups, heard, partitions, subjects
 from .brokers import read_openings
 from .subjects import SERVED
@@ -308,10 +308,7 @@ _locked = (
 
 def lock_groups(connection: Connection, ids: Collection[int]) -> set[int]:
     """Lock the groups that exist, and return their ids."""
-    locked: set[int] = set()
-    for some in portions(ids):
-        locked.update(connection.execute(_locked, {"ids": some}).scalars())
-    return locked
+    return {group_id for (group_id,) in rows_of(connection, _locked, ids)}
 
 
 _unsettled = (

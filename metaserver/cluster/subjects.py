@@ -32,7 +32,7 @@ from ...protocol.routing import (
     split_ranges,
 )
 from ..sql.dialect import insert_new, now_ms
-from ..sql.portions import portions
+from ..sql.portions import rows_of
 from ..sql.schema import partitions, subjects
 from .brokers import lock_brokers, no_host, writable_groups
 from .lost_database import check_not_lost
@@ -342,26 +342,21 @@ def read_subject(connection: Connection, name: str) -> SubjectView:
 
 
 _route_versions = sa.select(subjects.c.name, subjects.c.route_version).where(
-    subjects.c.name.in_(sa.bindparam("names"))
+    subjects.c.name.in_(sa.bindparam("ids"))
 )
 
 
 def route_versions(connection: Connection, names: Sequence[str]) -> dict[str, int]:
     """Return subject → current version of its route."""
-    versions: dict[str, int] = {}
-    for some in portions(names):
-        rows = connection.execute(_route_versions, {"names": some})
-        versions.update({row.name: row.route_version for row in rows})
-    return versions
+    return {row.name: row.route_version for row in rows_of(connection, _route_versions, names)}
+
+
+_subject_names = sa.select(subjects.c.name).where(subjects.c.subject_id.in_(sa.bindparam("ids")))
 
 
 def subject_names(connection: Connection, ids: list[int]) -> list[Subject]:
     """Return the names of subjects."""
-    names: list[Subject] = []
-    for some in portions(ids):
-        chosen = sa.select(subjects.c.name).where(subjects.c.subject_id.in_(some))
-        names += [Subject(name) for name in connection.execute(chosen).scalars()]
-    return names
+    return [Subject(row.name) for row in rows_of(connection, _subject_names, ids)]
 
 
 def subject_summaries(

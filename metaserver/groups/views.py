@@ -19,7 +19,7 @@ from ..cluster.subjects import PLANNED, SERVED, open_subject_row
 from ..cluster.unfinished import UNFINISHED
 from ..sql.dialect import SqliteMoment, begin_snapshot, now_ms, sqlite_moment
 from ..sql.duties import duty_left_ms, reset_duty
-from ..sql.portions import portions
+from ..sql.portions import rows_of
 from ..sql.schema import (
     groups,
     leases,
@@ -147,11 +147,7 @@ _group_versions = sa.select(groups.c.group_id, groups.c.version).where(
 
 def group_versions(connection: Connection, ids: Collection[int]) -> dict[int, int]:
     """Return the current versions of these groups."""
-    versions: dict[int, int] = {}
-    for some in portions(ids):
-        rows = connection.execute(_group_versions, {"ids": some})
-        versions.update({row.group_id: row.version for row in rows})
-    return versions
+    return {row.group_id: row.version for row in rows_of(connection, _group_versions, ids)}
 
 
 _grants_versions = sa.select(sessions.c.session, sessions.c.grants_version).where(
@@ -161,11 +157,8 @@ _grants_versions = sa.select(sessions.c.session, sessions.c.grants_version).wher
 
 def grants_versions(connection: Connection, ids: Collection[int]) -> dict[SessionId, int]:
     """Return the version of the grants of every session of these groups."""
-    versions: dict[SessionId, int] = {}
-    for some in portions(ids):
-        rows = connection.execute(_grants_versions, {"ids": some})
-        versions.update({SessionId(session): version for session, version in rows})
-    return versions
+    rows = rows_of(connection, _grants_versions, ids)
+    return {SessionId(row.session): row.grants_version for row in rows}
 
 
 def list_groups(connection: Connection, subject: str) -> GroupList:

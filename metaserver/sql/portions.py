@@ -7,7 +7,10 @@ it is done or nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from sqlalchemy import Executable, Row
+from sqlalchemy.engine import Connection
 
 Id = TypeVar("Id", int, str)
 
@@ -20,3 +23,9 @@ def portions(ids: Collection[Id]) -> Iterator[list[Id]]:
     ordered = sorted(set(ids))
     for first in range(0, len(ordered), IDS_AT_ONCE):
         yield ordered[first : first + IDS_AT_ONCE]
+
+
+def rows_of(connection: Connection, select: Executable, ids: Collection[Id]) -> Iterator[Row[Any]]:
+    """Return the rows of a SELECT whose parameter `ids` has ids, in `portions`."""
+    for some in portions(ids):
+        yield from connection.execute(select, {"ids": some})
