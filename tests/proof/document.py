@@ -10,14 +10,17 @@ DOCS = Path(__file__).parents[2] / "docs"
 DOCUMENT = DOCS / "PROOF.md"
 SHARES = DOCS / "proof.jsonl"
 
+SIMULATED = ("simulation", "features", "followed", "followed_features")
+"""The parts of a share that are seeds."""
+
 TITLE = "# What was proven, and how\n"
 HEAD = """
 ## How to read it
 
 `make proof` writes this page out of `docs/proof.jsonl`; it is not edited by hand.
 Each row is one share that was really run; a version with `+` had changes that were not committed yet.
-Of seeds that were run on several versions the latest rows stay; faults that a share found, and how they were mended, are in the log
-of commits.  Runs of real processes all stay.
+Each table has the shares of the newest version that it was run on, and so do the five lines above; a line below the table
+sums up those of earlier versions.  Faults that a share found, and how they were mended, are in the log of commits.
 `make proof SEEDS=2000 FIRST=4000 FEATURES=0 FOLLOWED=0 FOLLOWED_FEATURES=0 LIMIT=0 KILLS=0 CYCLES=0` runs one share of the simulation alone; `SEEDS=0` leaves it out.
 `make proof RANDOM=2000 FEATURES=0 FOLLOWED=0 FOLLOWED_FEATURES=0 LIMIT=0 KILLS=0 CYCLES=0` draws the seeds at random from [10^6, 10^9); the row has the number of the drawing,
 with which `DRAWING=` gives the same seeds again, and the digest of their list.
@@ -144,49 +147,61 @@ def document(shares: str) -> str:
     text = TITLE + _summary(read) + HEAD
     machines = sorted({share["machine"] for share in read})
     text += f"\nMachine: {'; '.join(machines)}.\n"
-    for title, name, row in (
-        (SIMULATION, "simulation", _simulated),
-        (FEATURES, "features", _simulated),
-        (FOLLOWED, "followed", _simulated),
-        (FOLLOWED_FEATURES, "followed_features", _simulated),
-        (PROCESSES, "processes", _performed),
-        (KILLS, "kills", _killed),
-        (MUTANTS, "mutants", _hunted),
+    for title, name, row, earlier in (
+        (SIMULATION, "simulation", _simulated, _simulated_earlier),
+        (FEATURES, "features", _simulated, _simulated_earlier),
+        (FOLLOWED, "followed", _simulated, _simulated_earlier),
+        (FOLLOWED_FEATURES, "followed_features", _simulated, _simulated_earlier),
+        (PROCESSES, "processes", _performed, _performed_earlier),
+        (KILLS, "kills", _killed, _killed_earlier),
+        (MUTANTS, "mutants", _hunted, _hunted_earlier),
     ):
-        rows = [(share, share[name]) for share in read if name in share]
+        newest, before = _by_version(read, name)
         text += title + "".join(
-            _row(share["date"], share["version"], *row(part), part["seconds"])
-            for share, part in rows
+            _row(share["date"], share["version"], *row(share[name]), share[name]["seconds"])
+            for share in newest
         )
-        if name == "simulation":
-            total = sum(part["seeds"] for _, part in rows)
-            bad = sum(part["violations"] for _, part in rows)
-            versions = ", ".join(sorted({share["version"] for share, _ in rows}))
-            text += f"\n{total:,} seeds in all, of {versions}: {bad} violations.\n"
-        if name == "processes" and rows:
-            faults = ", ".join(f"{kind} {n}" for kind, n in rows[-1][1]["faults"].items())
+        if before:
+            versions = len({share["version"] for share in before})
+            told = earlier([share[name] for share in before])
+            text += f"\nOn {_counted(versions, 'earlier version')}: {told}.\n"
+        if name == "processes" and newest:
+            faults = ", ".join(f"{kind} {n}" for kind, n in newest[-1][name]["faults"].items())
             text += f"\nFaults of the latest run: {faults}.\n"
-        if name == "mutants" and rows:
+        if name == "mutants" and newest:
             text += EACH + "".join(
                 _row(mutant["mutant"], _seed(mutant), mutant["by"].replace("|", "/"))
-                for mutant in rows[-1][1]["found"]
+                for mutant in newest[-1][name]["found"]
             )
     return text
 
 
+def _by_version(
+    read: list[dict[str, Any]], name: str
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The shares with a part: those of the newest version that it was run on, and those of earlier ones."""
+    having = [share for share in read if name in share]
+    last = having[-1]["version"] if having else ""
+    newest = [share for share in having if share["version"] == last]
+    return newest, [share for share in having if share["version"] != last]
+
+
+def _parts(read: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The parts of the newest version that they were run on."""
+    return [share[name] for share in _by_version(read, name)[0]]
+
+
 def _summary(read: list[dict[str, Any]]) -> str:
     """The page in five lines."""
-    kinds = ("simulation", "features", "followed", "followed_features")
-    sims = [share[name] for share in read for name in kinds if name in share]
-    version = next((share["version"] for share in reversed(read) if "processes" in share), "")
-    runs = [
-        share["processes"] for share in read if "processes" in share and share["version"] == version
-    ]
+    sims = [part for name in SIMULATED for part in _parts(read, name)]
+    runs = _parts(read, "processes")
     hunt = next((share["mutants"]["found"] for share in reversed(read) if "mutants" in share), [])
     judged = [run["judge"] for run in runs if run.get("judge")]
     faults = _sum(sims, "faults") + sum(sum(run["faults"].values()) for run in runs)
     drawn = sum(sim["seeds"] for sim in sims if "drawing" in sim)
     bad = sum(len(sim["bad_seeds"]) for sim in sims)
+    before = [share[name] for name in SIMULATED for share in _by_version(read, name)[1]]
+    bad_before = sum(len(sim["bad_seeds"]) for sim in before)
     wrong = sum(sum(run["counts"].values()) for run in runs)
     lines = [
         (
@@ -199,10 +214,14 @@ def _summary(read: list[dict[str, Any]]) -> str:
             f"{_sum(runs, 'messages'):,} messages; in {_sum(sims, 'with_users'):,} of the simulated ones users did what "
             "manuals warn of."
         ),
-        f"**Random**: {drawn:,} of the simulated runs have seeds drawn from a thousand million.",
         (
-            f"**Found**: {bad:,} of the simulated runs ended with a fault, of the product or of the simulation itself; each "
-            "was mended, and is replayed by the tests since.  In the runs of real programs one judge counted "
+            f"**Random**: {drawn:,} of the simulated runs have seeds drawn from a thousand million; the others have "
+            "numbers that follow each other."
+        ),
+        (
+            f"**Found**: {bad:,} of the simulated runs ended with a fault, of the product or of the simulation itself; "
+            f"before, on earlier versions, {_sum(before, 'seeds'):,} runs had {bad_before:,}.  Each was mended, and is "
+            "replayed by the tests since.  In the runs of real programs one judge counted "
             f"{wrong:,} violations, and another, which shares no code with the product and reads the disks, "
             f"{sum(sum(verdict['findings'].values()) for verdict in judged):,} among {_sum(judged, 'acked'):,} acked messages."
         ),
@@ -238,6 +257,11 @@ def _simulated(part: dict[str, Any]) -> tuple[object, ...]:
     return which, part["faults"], part["events"], part["violations"]
 
 
+def _simulated_earlier(parts: list[dict[str, Any]]) -> str:
+    bad = sum(len(part["bad_seeds"]) for part in parts)
+    return f"{_sum(parts, 'seeds'):,} seeds, of which {bad:,} ended with a fault"
+
+
 def _performed(part: dict[str, Any]) -> tuple[object, ...]:
     counts = dict(part["counts"])
     named = [counts.pop(name) for name in ("stale effect", "late start", "inversion")]
@@ -259,10 +283,31 @@ def _performed(part: dict[str, Any]) -> tuple[object, ...]:
     )
 
 
+def _performed_earlier(parts: list[dict[str, Any]]) -> str:
+    faults = sum(sum(part["faults"].values()) for part in parts)
+    wrong = sum(sum(part["counts"].values()) for part in parts)
+    messages = _sum(parts, "messages")
+    return f"{_counted(len(parts), 'run')} with {messages:,} messages and {faults:,} faults, {wrong:,} violations"
+
+
 def _killed(part: dict[str, Any]) -> tuple[object, ...]:
     return part["of"], part["tests"], part["failed"]
+
+
+def _killed_earlier(parts: list[dict[str, Any]]) -> str:
+    return f"{_counted(len(parts), 'run')}, {_sum(parts, 'failed'):,} failed tests"
 
 
 def _hunted(part: dict[str, Any]) -> tuple[object, ...]:
     mutants = part["found"]
     return len(mutants), sum(mutant["caught"] for mutant in mutants), part["limit"]
+
+
+def _hunted_earlier(parts: list[dict[str, Any]]) -> str:
+    last = parts[-1]["found"]
+    caught = sum(mutant["caught"] for mutant in last)
+    return f"{_counted(len(parts), 'hunt')}, the last of {len(last):,} mutants, of which {caught:,} were caught"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"

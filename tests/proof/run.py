@@ -27,7 +27,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from proof.controls import run_without_drain_rule, run_without_fence
-from proof.document import DOCUMENT, SHARES, document
+from proof.document import DOCUMENT, SHARES, SIMULATED, document
 from proof.second_opinion import second_opinion
 from proof.stage import Stage
 from proof.story import Story, StoryResult
@@ -40,8 +40,6 @@ PER_SECOND = 500
 PAUSE_TTLS_MAX = 10.0
 CALENDAR_HOURS_MIN = 0.9
 SEEDS_AT_ONCE = 1_000
-SIMULATED = ("simulation", "features", "followed", "followed_features")
-"""The parts of a share that are seeds."""
 TESTS = Path(__file__).parents[1]
 WHOLE = ("crash", "sim", "property", "spark", "integration", "unit")
 """Folders of which `make test` runs a sample."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
-from proof.document import document
-from proof.run import SHARES, SIMULATED
+from proof.document import SHARES, SIMULATED, document
 from sim.test_simulation import FOUND, SEEDS
 
 
@@ -29,3 +29,40 @@ def test_row_of_kill_points_says_which_tests_were_run() -> None:
         "kills": {"of": "crash", "tests": 125, "failed": 0, "seconds": 60},
     }
     assert "| d | v | crash | 125 | 0 | 60 |" in document(json.dumps(share))
+
+
+def _share(version: str, seeds: int, bad_seeds: list[int]) -> dict[str, Any]:
+    return {
+        "date": "d",
+        "version": version,
+        "machine": "m",
+        "simulation": {
+            "first": 0,
+            "seeds": seeds,
+            "faults": seeds,
+            "events": seeds,
+            "violations": len(bad_seeds),
+            "with_users": 0,
+            "bad_seeds": bad_seeds,
+            "seconds": 1,
+        },
+    }
+
+
+def test_page_has_rows_of_the_newest_version_and_a_line_of_the_earlier_ones() -> None:
+    shares = [
+        _share("v1", 10, [3, 4]),
+        _share("v2", 20, [5]),
+        _share("v3", 30, []),
+        _share("v3", 40, []),
+    ]
+
+    page = document("\n".join(map(json.dumps, shares)))
+
+    assert [line.split(" | ")[1] for line in page.splitlines() if line.startswith("| d |")] == [
+        "v3",
+        "v3",
+    ]
+    assert "On 2 earlier versions: 30 seeds, of which 3 ended with a fault." in page
+    assert "in 70 simulated runs" in page
+    assert "**Found**: 0 of the simulated runs" in page
