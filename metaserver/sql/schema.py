@@ -413,6 +413,14 @@ sessions = Table(
         server_default="",
         comment="what the consumer leaves out; the same for all sessions of a group",
     ),
+    Column(
+        "principal",
+        String(200),
+        nullable=False,
+        server_default="",
+        index=True,
+        comment="whose consumer it is; empty: not known, or without a limit",
+    ),
     Index(None, "expires_at"),
 )
 
@@ -556,6 +564,7 @@ access_quotas = Table(
     Column("bytes_per_s", BigInteger, nullable=False, comment="0: no limit"),
     Column("requests_per_s", BigInteger, nullable=False, comment="0: no limit"),
     Column("connections", BigInteger, nullable=False, comment="0: no limit"),
+    Column("sessions", BigInteger, nullable=False, server_default="0", comment="0: no limit"),
 )
 
 access_audit = Table(
