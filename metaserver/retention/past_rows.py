@@ -11,6 +11,8 @@ Invariants
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
@@ -82,10 +84,10 @@ def remove_ended(connection: Connection, before_ms: int) -> bool:
     return more
 
 
-def _key(table: sa.Table) -> sa.ColumnElement[object]:
+def _key(table: sa.Table) -> sa.ColumnElement[Any]:
     columns = list(table.primary_key.columns)
     return columns[0] if len(columns) == 1 else sa.tuple_(*columns)
 
 
-def _some(table: sa.Table, chosen: sa.ColumnElement[bool]) -> sa.Select[tuple[object, ...]]:
+def _some(table: sa.Table, chosen: sa.ColumnElement[bool]) -> sa.Select[tuple[Any, ...]]:
     return sa.select(*table.primary_key.columns).where(chosen).limit(ROWS_AT_ONCE)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.cluster.removals import note_removed, pending_removals, remember_longer
+from keylane.metaserver.catalogue.service import Catalogue
+from keylane.metaserver.cluster.removals import note_removed, pending_removals
 from keylane.metaserver.cluster.subjects import (
     check_not_deleted,
     find_subject,
@@ -29,9 +30,10 @@ from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.clock_restart import restart_times
 from keylane.metaserver.sql.past import deletions, publications
 from keylane.metaserver.sql.schema import operations, steps
-from keylane.protocol.control import DeleteGroup, DeleteSubject, Join
+from keylane.protocol.control import AutoCreate, DeleteGroup, DeleteSubject, Join
 from keylane.protocol.errors import SubjectDeletedError, SubjectUnknownError
 from keylane.protocol.operations import HideSubject, OperationKind, PublishSubject, Reshape
+from keylane.rpc.http_network import HttpNetwork
 from support.sql.rows import Rows
 
 DAY_MS = 86_400_000
@@ -120,11 +122,14 @@ async def test_deleted_name_is_remembered_while_programs_ask_for_it(rows: PastRo
     """A program that sends each day would make the subject again, once the deletion is forgotten."""
     rows.delete_subject()
     rows.brokers_answer()
+    settings = MetaserverSettings(data=Path("meta"), auto_create="*")
+    network = HttpNetwork()
+    catalogue = Catalogue(rows, network, settings)  # type: ignore[arg-type]
     for _ in range(3):
         await rows.pass_days(9)
         with pytest.raises(SubjectDeletedError):
-            rows.run(check_not_deleted, "s")
-        rows.run(remember_longer, "s")
+            await catalogue.auto_create("s", AutoCreate())
+    await network.close()
     await rows.pass_days(10.1)
     assert rows.run(check_not_deleted, "s") is False
 
