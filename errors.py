@@ -183,6 +183,7 @@ __all__ = [
     "SequenceGapError",
     "SequenceReusedError",
     "ServerTooOldError",
+    "SessionQuotaError",
     "SessionUnknownError",
     "SinkMissingError",
     "SinkNewerError",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from ..protocol.access.principals import check_principal
-from ..protocol.access.quota import NO_QUOTA, Quota, check_quota, check_together
+from ..protocol.access.quota import NO_QUOTA, Quota, check_quota, check_sessions, check_together
 from ..protocol.access.rights import ANY, AccessGrant, Rights, check_grant
 from ..protocol.errors import InvalidRequestError
 from ..protocol.http import access as calls
@@ -125,6 +125,7 @@ class AccessCalls(ClusterCalls):
         connections: int = 0,
         subjects: int = 0,
         scheduled_bytes: int = 0,
+        sessions: int = 0,
         kind: QuotaKind = "principal",
     ) -> None:
         """
@@ -139,6 +140,7 @@ class AccessCalls(ClusterCalls):
             subjects: with kind="subject", how many subjects there may be of a pattern.
             scheduled_bytes: with kind="subject", bytes of messages that wait for a later delivery, of all subjects of a
                 pattern together, at each broker.
+            sessions: consumers of a principal at a time, of all groups together.
 
         Raises:
             OverloadedError: there are too many quotas.
@@ -148,14 +150,15 @@ class AccessCalls(ClusterCalls):
             "requests_per_s": requests_per_s,
             "connections": connections,
         }
-        together = {"subjects": subjects, "scheduled_bytes": scheduled_bytes}
-        for limit, value in (quota | together).items():
+        counts = {"subjects": subjects, "scheduled_bytes": scheduled_bytes, "sessions": sessions}
+        for limit, value in (quota | counts).items():
             if isinstance(value, bool) or not isinstance(value, int):
                 raise InvalidRequestError(f"{limit} must be a whole number, not {value!r:.40}")
         limits = Quota(**quota)
-        body = checked(SetQuota, {"kind": kind, "name": name, "quota": limits, **together})
+        body = checked(SetQuota, {"kind": kind, "name": name, "quota": limits, **counts})
         check_together(name, subjects, scheduled_bytes, of_subjects=kind == "subject")
-        if limits != NO_QUOTA or not any(together.values()):
+        check_sessions(sessions, of_subjects=kind == "subject")
+        if limits != NO_QUOTA or not any(counts.values()):
             check_quota(limits)
         await self._meta.access(SET_QUOTA, body)
 

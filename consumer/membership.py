@@ -25,6 +25,7 @@ from ..protocol.errors import (
     KeylaneError,
     RetryPolicyError,
     RetryRule,
+    SessionQuotaError,
     SessionUnknownError,
     StorageError,
     TokenInvalidError,
@@ -44,6 +45,8 @@ from .settings import ConsumerSettings
 from .shared_heartbeats import SharedHeartbeats, heartbeats_for
 
 log = logging.getLogger("keylane.consumer")
+_REFUSALS = (UnauthenticatedError, AccessDeniedError, TokenInvalidError, SessionQuotaError)
+"""While one of these lasts, a consumer gets nothing."""
 FAREWELL_MS_MIN = 500
 """What a call of a closing consumer waits for each metaserver, once a call before it had no answer of any."""
 LEAVE_S = 1.0
@@ -284,7 +287,7 @@ class Membership:
 
     def _tell_failure(self, error: KeylaneError) -> None:
         """Log why a heartbeat failed: a refusal once, as a warning, because the consumer gets nothing until it ends."""
-        refused = isinstance(error, UnauthenticatedError | AccessDeniedError | TokenInvalidError)
+        refused = isinstance(error, _REFUSALS)
         if not refused or error.message == self._refusal:
             level = logging.DEBUG if refused else logging.INFO
             log.log(level, "%s: heartbeat: %s", self._name, error.message)

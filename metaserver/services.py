@@ -30,6 +30,7 @@ from .retention.announcer import Announcer
 from .retention.expirer import Expirer
 from .retention.group_expirer import GroupExpirer
 from .retention.hidden_expirer import HiddenExpirer
+from .retention.past_expirer import PastExpirer
 from .settings import MetaserverSettings
 from .sql.database import Database
 from .starts.service import StartService
@@ -105,13 +106,12 @@ def services_of(
     removals = RemovalService(database, network, catalogue=catalogue, groups=groups, after_step=after_step)  # fmt: skip
     reset_service = ResetService(database, network, settings, holder=driver, after_step=after_step)
     resets = LiveResets(database, reset_service, groups.settle)
+    past = PastExpirer(database, settings, holder=driver)
     group_expirer = GroupExpirer(database, settings, removals.delete_group, holder=driver)
-    hidden_expirer = HiddenExpirer(
-        database, network, settings, removals.delete_subject, catalogue=catalogue, holder=driver
-    )
+    hidden = HiddenExpirer(database, network, settings, removals.delete_subject, catalogue=catalogue, holder=driver)  # fmt: skip
     attendant = Attendant(
         database, groups, catalogue, settings, operations,
-        duties=(expirer.run_once, group_expirer.run_once, hidden_expirer.run_once),
+        duties=[each.run_once for each in (expirer, group_expirer, hidden, past)],
         removals=removals,
         quick_duties=(announcer.run_once, starts.resume, resets.resume),
     )  # fmt: skip

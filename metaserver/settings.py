@@ -92,6 +92,12 @@ class MetaserverSettings(ServingSettings):
             "doc": "a hidden subject that is neither filled nor published for this long is deleted; 0: none is"
         },
     )
+    history_retention_ms: int = field(
+        default=90 * 86_400_000,
+        metadata={
+            "doc": "how long it is known which subjects and groups were deleted or published, and which changes were made"
+        },
+    )
     sessions_max: int = field(default=10_000, metadata={"doc": "consumers of one group"})
     subjects_max: int = field(default=10_000, metadata={"doc": "subjects"})
     auto_create: str = field(
@@ -195,6 +201,7 @@ _RANGES = {
     "expire_ms": (100, 600_000),
     "group_expires_ms": (0, EXPIRES_MS_MAX),
     "hidden_expires_ms": (0, EXPIRES_MS_MAX),
+    "history_retention_ms": (60_000, EXPIRES_MS_MAX),
     "sessions_max": (1, 100_000),
     "subjects_max": (1, 1_000_000),
     "auto_create_partitions": (1, PARTITIONS_MAX),

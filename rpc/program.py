@@ -14,9 +14,12 @@ from collections.abc import Awaitable, Callable, Mapping
 import uvloop
 
 from ..protocol.errors import KeylaneError
+from ..protocol.errors.failures import few_files_error
 from .operating.log_lines import log_to
 
 OPEN_FILES = 65_536
+FILES_NEEDED = 128
+"""An idle server has some 20 files open; half of the others are for connections, the rest for its data."""
 OTHERS_UMASK = 0o077
 """Only a server's own user reads its files, also those that RocksDB and SQLite write."""
 
@@ -53,6 +56,7 @@ def run_program(
         await main(stop)
 
     try:
+        _check_open_files()  # the event loop opens some, and would end with a traceback
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run())
     except KeylaneError as error:
@@ -72,6 +76,13 @@ def allow_open_files() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(ValueError, OSError):  # the machine allows less
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _check_open_files() -> None:
+    """Raises StorageError: the process may open too few files to serve clients."""
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < FILES_NEEDED:
+        raise few_files_error(soft, FILES_NEEDED)
 
 
 def say_ready(program: str, address: str) -> None:

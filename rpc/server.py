@@ -52,6 +52,7 @@ from ..protocol.errors import (
     RequestTooSlowError,
     RetryRule,
     ScheduledUnknownError,
+    SessionQuotaError,
     SessionUnknownError,
     StaleRouteError,
     StaticSubjectError,
@@ -102,6 +103,7 @@ _STATUS: dict[type[KeylaneError], int] = {
     AccessDeniedError: 403,
     QuotaExceededError: 429,
     ConnectionQuotaError: 429,
+    SessionQuotaError: 429,
     TokenIdUnknownError: 404,
     OriginError: 403,
     ForeignHostError: 421,
@@ -168,7 +170,7 @@ Refuse = Callable[..., web.Response]
 
 def _error_response(error: KeylaneError, status: int | None = None) -> web.Response:
     headers = {}
-    if isinstance(error, QuotaExceededError | ConnectionQuotaError):
+    if isinstance(error, QuotaExceededError | ConnectionQuotaError | SessionQuotaError):
         headers["Retry-After"] = str(max(1, math.ceil((error.retry_after_ms or 0) / 1000)))
     return web.Response(
         body=encode_json(ErrorBody.of(error)),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
 
 from ...protocol.offsets import IntervalSet, Range
 from .records import DroppedBody
@@ -81,23 +82,27 @@ class DroppedPartitions:
         """There are more ranges than are kept apart: `join` makes them fewer."""
         return len(self._ids) > max(RANGES_KEPT, self._ranges_joined + RANGES_KEPT // 2)
 
-    def join(self, others: Iterable[int]) -> None:
+    def joining(self) -> Joining:
         """
-        Join ranges with lower ids, so that there are at most `RANGES_KEPT` and one for each of `others`.
+        Begin to join ranges with lower ids, so that there are at most `RANGES_KEPT` and one for each id that keeps two apart.
 
         Not at any time: the log is replayed without it, and a partition may be hosted in it that is not yet here.
+        """
+        return Joining(list(self._ids))
+
+    def join(self, joining: Joining, others: Iterable[int]) -> None:
+        """
+        Join what nothing keeps apart.
 
         Args:
-            others: every partition that the broker has, or may have again, in any order.
+            joining: was told of every partition that the broker had, or might have again, when it was begun.
+            others: at least those that have come since, in any order.
         """
-        ranges = list(self._ids)
-        starts = [start for start, _ in ranges]
-        apart = {bisect_right(starts, number) for number in (*others, *self._pending)}
-        """Ranges before which one of the others lies."""
-        apart.update(range(len(ranges) - RANGES_KEPT // 2, len(ranges)))
+        joining.keep_apart(others)
+        joining.keep_apart(self._pending)
         joined = IntervalSet()
-        for number, (start, end) in enumerate(ranges):
-            joined.add(start if number in apart or not number else ranges[number - 1][1], end)
+        for start, end in merge(self._ids, joining.gaps()):  # by start: each is added at the end
+            joined.add(start, end)
         self._ids, self._ranges_joined = joined, len(joined)
 
     def bodies(self) -> Iterator[DroppedBody]:
@@ -110,3 +115,24 @@ class DroppedPartitions:
         ranges: Sequence[Range] = list(ids)
         for first in range(0, len(ranges), RANGES_MAX):
             yield DroppedBody(list(ranges[first : first + RANGES_MAX]), {} if first else subjects)
+
+
+class Joining:
+    """Finds which ranges may be joined, a portion of the hosted partitions at a time: there may be a million."""
+
+    def __init__(self, ranges: Sequence[Range]) -> None:
+        self._ranges = ranges
+        self._starts = [start for start, _ in ranges]
+        self._apart = {0, *range(max(0, len(ranges) - RANGES_KEPT // 2), len(ranges))}
+        """Ranges that are not joined with the one before."""
+
+    def keep_apart(self, numbers: Iterable[int]) -> None:
+        """Take none of these ids for dropped."""
+        starts = self._starts
+        self._apart.update(bisect_right(starts, number) for number in numbers)
+
+    def gaps(self) -> Iterator[Range]:
+        """What lies between two ranges that may be joined, in order."""
+        for number in range(1, len(self._ranges)):
+            if number not in self._apart:
+                yield self._ranges[number - 1][1], self._starts[number]

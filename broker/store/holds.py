@@ -37,7 +37,11 @@ class MessageHolds:
         self._clock = clock
         self._opened_ms = clock.boot_ms()
         self._ends_ms: dict[int, dict[str, int]] = {}
-        """Partition id → job → boot time at which the hold expires; of holds that were set since the start."""
+        """
+        Partition id → job → boot time at which the hold expires; of holds that were set since the start.
+
+        Not in the hosted partition: that one cools to its image, and a hold that is counted from the start ends too early.
+        """
 
     def set(self, partition: HostedPartition, ask: SetHold) -> asyncio.Future[None]:
         """

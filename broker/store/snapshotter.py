@@ -26,6 +26,8 @@ log = logging.getLogger("keylane.broker")
 
 SLICE = 1_000
 """Partitions whose images are made without a pause: about five milliseconds."""
+IDS_AT_ONCE = 10_000
+"""Hosted partitions that are looked for among dropped ones without a pause: about five milliseconds."""
 DIRTY_MAX = 100_000
 """At this number of changed partitions a snapshot is written before the log has grown by `snapshot_bytes`."""
 
@@ -105,7 +107,7 @@ class Snapshotter:
             state = self._state
             problems = [text for text in state.problems if text not in state.until_restart]
             if state.dropped.too_many:
-                state.dropped.join([*table.ids(), *state.orphans, *state.damaged])
+                await self._join_dropped()
             dropped = [(body.ranges, body.subjects) for body in state.dropped.bodies()]
             extra = Extra(dict(state.orphans), problems, retained, sorted(state.damaged), dropped)
             await self._commit.flushed()
@@ -124,6 +126,20 @@ class Snapshotter:
         self.position = position
         self.problem = ""
         return True
+
+    async def _join_dropped(self) -> None:
+        """
+        Join ranges of dropped ids, a portion of the hosted partitions at a time.
+
+        A partition that comes meanwhile is among the dirty ones, which began anew with this snapshot.
+        """
+        state = self._state
+        joining = state.dropped.joining()
+        ids = state.partitions.ids()
+        for first in range(0, len(ids), IDS_AT_ONCE):
+            joining.keep_apart(ids[first : first + IDS_AT_ONCE])
+            await asyncio.sleep(0)
+        state.dropped.join(joining, [*state.partitions.dirty, *state.orphans, *state.damaged])
 
     async def _chunks(self, numbers: list[int]) -> list[bytes]:
         table = self._state.partitions

@@ -15,6 +15,7 @@ from ...protocol.access.quota import (
     SUBJECT_LIMITS_MAX,
     Quota,
     check_quota,
+    check_sessions,
     check_together,
 )
 from ...protocol.access.rights import check_pattern
@@ -38,9 +39,10 @@ def set_quota(connection: Connection, ask: SetQuota, *, now_ms: int) -> None:
     """
     _check_name(ask.kind, ask.name)
     together = (ask.subjects, ask.scheduled_bytes)
-    if not any(together) or ask.quota != NO_QUOTA:
+    if not any((*together, ask.sessions)) or ask.quota != NO_QUOTA:
         check_quota(ask.quota)
     check_together(ask.name, *together, of_subjects=ask.kind == SUBJECT)
+    check_sessions(ask.sessions, of_subjects=ask.kind == SUBJECT)
     if ask.kind == SUBJECT and (ask.quota.requests_per_s or ask.quota.connections):
         raise InvalidRequestError("the limit of a subject is bytes_per_s alone")
     quotas = {row.name: row for row in read_quotas(connection) if row.kind == ask.kind}
@@ -51,13 +53,14 @@ def set_quota(connection: Connection, ask: SetQuota, *, now_ms: int) -> None:
         ask.quota.requests_per_s,
         ask.quota.connections,
         *together,
+        ask.sessions,
     )
     if quotas.get(ask.name) == row:
         return
     if len(quotas) >= _MOST[ask.kind] and ask.name not in quotas:
         raise OverloadedError("too many quotas", limit=_MOST[ask.kind])
     _changed(connection, ask.kind, ask.name, now_ms)
-    _store(connection, row, access_quotas, kept=ask.quota != NO_QUOTA)
+    _store(connection, row, access_quotas, kept=ask.quota != NO_QUOTA or ask.sessions > 0)
     if ask.kind == SUBJECT:
         _store(connection, row, name_limits, kept=any(together))
 

@@ -44,6 +44,7 @@ from ...protocol.errors import (
     NotEnoughBrokersError,
     NotSentError,
     PartitionInUseError,
+    SubjectDeletedError,
     SubjectExistsError,
     SubjectUnknownError,
 )
@@ -66,6 +67,7 @@ from ..cluster.brokers import (
 from ..cluster.heard import groups_missed
 from ..cluster.lost_database import database_lost, is_empty
 from ..cluster.queues import read_queues
+from ..cluster.removals import is_ageing, remember_longer
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import (
     check_not_deleted,
@@ -329,9 +331,7 @@ class Catalogue:
         try:
             return await self.subject(name)
         except SubjectUnknownError:
-            if await self._database.read(check_not_deleted, name) or not self._settings.creates(
-                name
-            ):
+            if await self._was_deleted(name) or not self._settings.creates(name):
                 raise
         partitions = self._settings.auto_create_partitions
         create = CreateSubject(
@@ -346,6 +346,15 @@ class Catalogue:
             return await self.subject(name)
         log.info("subject %s was created by its first message", name)
         return view
+
+    async def _was_deleted(self, name: str) -> bool:
+        """As `check_not_deleted`.  While programs ask for a subject that was deleted, that is not forgotten."""
+        try:
+            return await self._database.read(check_not_deleted, name)
+        except SubjectDeletedError:
+            if await self._database.read(is_ageing, name):
+                await self._database.write(remember_longer, name)
+            raise
 
     async def repair(self) -> None:
         """

@@ -22,9 +22,9 @@ from sqlalchemy.engine import Connection
 from ...protocol.errors import SubjectDeletedError
 from ...protocol.routing import PartitionState
 from ..sql.dialect import insert_new, now_ms
+from ..sql.past import deletions
 from ..sql.schema import (
     brokers,
-    deletions,
     drained,
     groups,
     heard,
@@ -275,8 +275,22 @@ def subject_of_deleted_group(connection: Connection, subject: str, group_id: int
 
 def name_was_deleted(connection: Connection, subject: str) -> bool:
     """Return whether a subject of this name is gone."""
-    named = sa.and_(deletions.c.subject == subject, deletions.c.group_id == WHOLE)
+    return connection.execute(sa.select(sa.exists().where(_deleted(subject)))).scalar_one()
+
+
+def is_ageing(connection: Connection, subject: str) -> bool:
+    """Whether the deletion of a subject of this name is to be forgotten after a time; see `retention/past_rows.py`."""
+    named = sa.and_(_deleted(subject), deletions.c.ended_at.is_not(None))
     return connection.execute(sa.select(sa.exists().where(named))).scalar_one()
+
+
+def remember_longer(connection: Connection, subject: str) -> None:
+    """Let the deletions of subjects of this name count anew: a program still asks for it."""
+    connection.execute(sa.update(deletions).where(_deleted(subject)).values(ended_at=None))
+
+
+def _deleted(subject: str) -> sa.ColumnElement[bool]:
+    return sa.and_(deletions.c.subject == subject, deletions.c.group_id == WHOLE)
 
 
 def removals_left(connection: Connection, subject_id: int, group_id: int = WHOLE) -> int:

@@ -40,6 +40,7 @@ from ...protocol.errors import InvalidRequestError, KeylaneError, SessionUnknown
 from ...protocol.groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
 from ...protocol.http.at_once import HeartbeatAnswers, HeartbeatNews, Heartbeats
 from ...protocol.ids import ConsumerGroup, SessionId
+from ...rpc.access.guard import CALLER
 from ..cluster.heard import Announcement
 from ..settings import MetaserverSettings
 from ..sql.database import Database
@@ -171,13 +172,18 @@ class GroupService:
 
         Raises:
             SubjectUnknownError, SubjectDeletedError, InvalidNameError, InvalidRequestError, GroupStrategyError,
-            GroupBusyError, GroupDeletedError, InstanceTakenError, OverloadedError
+            GroupBusyError, GroupDeletedError, InstanceTakenError, OverloadedError, SessionQuotaError
             NotSentError: a broker does not say where a new group is to begin; there is no group.
         """
         if ask.start is not None and ask.start != EARLIEST:
             making = CreateGroup(start=ask.start, strategy=ask.strategy)
             await self._begin(ask.subject, ask.group, making)
-        row = await self._database.write(join_group, ask, sessions_max=self._settings.sessions_max)
+        row = await self._database.write(
+            join_group,
+            ask,
+            sessions_max=self._settings.sessions_max,
+            principal=self._limited_principal(),
+        )
         self.end_sessions(row.replaced, why="a process with its instance name was started")
         settled = None
         if row.new_group:
@@ -200,6 +206,11 @@ class GroupService:
             order_strategy=row.order_strategy,
             grants=grants,
         )
+
+    def _limited_principal(self) -> str:
+        """Whose consumers the caller's are; "": of a server, or without access control."""
+        caller = CALLER.get()
+        return "" if caller.is_server or not self._settings.is_guarded else caller.principal
 
     async def _first_grants(self, session: SessionId) -> Grants | None:
         try:

@@ -40,6 +40,7 @@ from ..sql.dialect import now_ms
 from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import groups, leases, live_resets, sessions, subjects
 from .creation import EARLIEST, insert_group
+from .session_quota import check_session_quota
 from .stored_settings import MEMBER_COLUMNS, MemberSettings, settings_of_member, start_of
 
 PREDECESSORS_MAX = 16
@@ -116,7 +117,9 @@ _other_filter = (
 _joined = sa.insert(sessions).values(expires_at=now_ms() + sa.bindparam("for_ms"))
 
 
-def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> SessionRow:
+def join_group(
+    connection: Connection, ask: Join, *, sessions_max: int, principal: str = ""
+) -> SessionRow:
     """
     Begin a session; does nothing while the session is live.  The first session of a group creates it.
 
@@ -124,6 +127,7 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         InvalidNameError, SubjectUnknownError, InvalidRequestError: the session is one of another group.
         GroupStrategyError: the group has another strategy.
         GroupFilterError: a live session of the group leaves other messages out.
+        SessionQuotaError: `principal` has as many sessions as it may have; "": it has no limit.
         OverloadedError: the group has `sessions_max` sessions, or the subject too many groups.
         GroupBusyError: the group's progress is being set.
         SubjectDeletedError, GroupDeletedError: it is being deleted; or the client's earlier session was of one that is gone.
@@ -148,20 +152,17 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
             end_sessions(connection, [SessionId(ask.session)])
         replaced, predecessors = _replace_instance(connection, group_id, ask)
         _check_members(connection, group_id, ask, sessions_max)
+    check_session_quota(connection, principal)
     version = group.version if new_group else group.version + 1
     row = {
-        "session": ask.session,
+        **_said(ask),
         "group_id": group_id,
-        "client": ask.client,
         "joined": version,
-        "ttl_ms": ask.ttl_ms,
         "grants_version": version,
-        "suspended": ask.suspended,
-        "instance": ask.instance,
         "predecessors": predecessors,
-        "filter": ask.filter,
+        "principal": principal,
     }
-    connection.execute(_joined, row | {"for_ms": ask.ttl_ms})
+    connection.execute(_joined, row)
     if not new_group:  # a new one is not settled yet
         mark_unsettled(connection, group_id)
     return SessionRow(
@@ -176,6 +177,19 @@ def join_group(connection: Connection, ask: Join, *, sessions_max: int) -> Sessi
         replaced=replaced,
         order_strategy=subject.order_strategy,
     )
+
+
+def _said(ask: Join) -> dict[str, object]:
+    """What the row of a session has from its join."""
+    return {
+        "session": ask.session,
+        "client": ask.client,
+        "ttl_ms": ask.ttl_ms,
+        "suspended": ask.suspended,
+        "instance": ask.instance,
+        "filter": ask.filter,
+        "for_ms": ask.ttl_ms,
+    }
 
 
 def _check_texts(ask: Join) -> None:

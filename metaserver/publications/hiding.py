@@ -31,7 +31,8 @@ from ..cluster.subject_room import check_subject_room
 from ..cluster.subjects import find_subject
 from ..operations.plan_inputs import free_subject, open_partitions
 from ..sql.dialect import now_ms
-from ..sql.schema import partition_parents, partitions, publications, subjects
+from ..sql.past import publications
+from ..sql.schema import partition_parents, partitions, subjects
 
 
 def plan_hidden(

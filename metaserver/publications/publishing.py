@@ -42,11 +42,11 @@ from ..groups.sessions import sweep_sessions
 from ..groups.views import revision_of
 from ..sql.dialect import now_ms
 from ..sql.duties import duty_left_ms, reset_duty
+from ..sql.past import publications
 from ..sql.schema import (
     groups,
     operations,
     partitions,
-    publications,
     sessions,
     starts,
     steps,

@@ -119,8 +119,8 @@ def begin_group_deletion(
     named = sa.and_(groups.c.subject_id == row.subject_id, groups.c.name == group)
     known = connection.execute(sa.select(groups).where(named).with_for_update()).one_or_none()
     known_id = 0 if known is None else known.group_id
-    if ask.group_id not in {0, known_id} and was_deleted(
-        connection, subject, group_id=ask.group_id
+    if ask.group_id not in {0, known_id} and (
+        known_id or was_deleted(connection, subject, group_id=ask.group_id)
     ):
         return BegunDeletion(subject_id=row.subject_id, group_id=ask.group_id)
     if known is None:

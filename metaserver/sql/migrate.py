@@ -20,13 +20,14 @@ from ... import migrations
 from ...protocol.errors import ConfigError, SchemaTooNewError
 from ...protocol.membership.versions import VERSION, parse_version
 from . import name_limits as _name_limits  # noqa: F401 - its table is among those of `metadata`
+from . import past as _past  # noqa: F401 - as above
 from .dialect import insert_or_replace
 from .schema import facts, metadata
 
 if TYPE_CHECKING:
     from alembic.config import Config  # loaded only where there is something to migrate
 
-HEAD = "0031"
+HEAD = "0033"
 """The newest revision.  With it an up-to-date database opens without importing Alembic."""
 OLDEST_READER = "0.1"
 """The oldest minor version whose programs can use a schema at HEAD.  Migrations that only add leave it: new tables, and

@@ -235,17 +235,6 @@ subjects = Table(
     sqlite_autoincrement=True,  # an id is never given twice
 )
 
-publications = Table(
-    "publications",
-    metadata,
-    Column("hidden", String(200), primary_key=True),
-    Column("target", String(200), nullable=False),
-    Column("operation_id", BigInteger, nullable=False),
-    Column("replaces", Boolean, nullable=False),
-    Column("subject_id", BigInteger, nullable=False, server_default="0", comment="0: not known"),
-    comment="hidden subjects that were published, so that a repeat changes nothing",
-)
-
 partitions = Table(
     "partitions",
     metadata,
@@ -306,6 +295,7 @@ operations = Table(
         server_default=false(),
         comment="older partitions expire once the route has changed",
     ),
+    Column("ended_at", BigInteger, index=True, comment="see `past.py`"),
     sqlite_autoincrement=True,  # an id is never given twice
 )
 
@@ -423,6 +413,14 @@ sessions = Table(
         server_default="",
         comment="what the consumer leaves out; the same for all sessions of a group",
     ),
+    Column(
+        "principal",
+        String(200),
+        nullable=False,
+        server_default="",
+        index=True,
+        comment="whose consumer it is; empty: not known, or without a limit",
+    ),
     Index(None, "expires_at"),
 )
 
@@ -508,18 +506,6 @@ removals = Table(
     Column("token", BigInteger, nullable=False, comment="the highest one of the group"),
 )
 
-deletions = Table(
-    "deletions",
-    metadata,
-    Column("subject_id", BigId, primary_key=True, autoincrement=False),
-    Column(
-        "group_id", BigId, primary_key=True, autoincrement=False, comment="0: the whole subject"
-    ),
-    Column("subject", String(200), nullable=False),
-    Index(None, "subject", "group_id"),
-    comment="subjects and groups that are gone: their clients must not go on with namesakes",
-)
-
 access_state = Table(
     "access_state",
     metadata,
@@ -578,6 +564,7 @@ access_quotas = Table(
     Column("bytes_per_s", BigInteger, nullable=False, comment="0: no limit"),
     Column("requests_per_s", BigInteger, nullable=False, comment="0: no limit"),
     Column("connections", BigInteger, nullable=False, comment="0: no limit"),
+    Column("sessions", BigInteger, nullable=False, server_default="0", comment="0: no limit"),
 )
 
 access_audit = Table(

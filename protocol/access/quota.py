@@ -75,6 +75,14 @@ def check_together(name: str, subjects: int, scheduled_bytes: int, *, of_subject
         )
 
 
+def check_sessions(sessions: int, *, of_subjects: bool) -> None:
+    """Raises InvalidRequestError: a principal cannot have this limit of consumers, or it is no principal that has it."""
+    if of_subjects and sessions:
+        raise InvalidRequestError("sessions is a limit of a principal, not of subjects")
+    if not 0 <= sessions <= MAX:
+        raise InvalidRequestError(f"sessions is a number from 0 to {MAX}, not {sessions}")
+
+
 def limit_of(subject: str, limits: Mapping[str, int]) -> int:
     """The bytes a second of a subject: by its name, else by the longest pattern that means it; 0: no limit."""
     if subject in limits:

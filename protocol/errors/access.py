@@ -97,6 +97,21 @@ class ConnectionQuotaError(RefusedError):
     retry_after_ms = Detail(int)
 
 
+class SessionQuotaError(RefusedError):
+    """A principal has as many sessions of consumers as it may have."""
+
+    code = 1368
+    retry = RetryRule.LATER
+    summary = "the principal has too many consumers"
+    hint = (
+        "Close a consumer, or have the quota raised: keylane access quota set PRINCIPAL --sessions N.  The session of one "
+        "that was killed ends after its ttl."
+    )
+    principal = Detail(str)
+    limit = Detail(int)
+    retry_after_ms = Detail(int)
+
+
 class IssuerUnreachableError(RefusedError):
     """The keys of the issuer of JWTs cannot be read now."""
 

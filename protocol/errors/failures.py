@@ -195,15 +195,25 @@ class StorageError(KeylaneError):
     path = Detail(str)
 
 
+_FILES_HINT = "Raise the limit of open files: `ulimit -n 65536` in the shell that starts it, `LimitNOFILE=65536` in a systemd unit."
+
+
 def open_files_error(text: str, *, operation: str, path: str) -> StorageError:
     """The error of a disk or a database for which the process may not open another file."""
     error = StorageError(
         f"{text}: too many open files of this process or machine", operation=operation, path=path
     )
-    error.hint = (
-        "Raise the limit of open files: `ulimit -n 65536` in the shell that starts it, `LimitNOFILE=65536` in a "
-        "systemd unit."
+    error.hint = _FILES_HINT
+    return error
+
+
+def few_files_error(allowed: int, needed: int) -> StorageError:
+    """The error of a process that may open so few files that it is not begun."""
+    error = StorageError(
+        f"this process may have {allowed} open files and connections, and needs at least {needed}: its data takes some "
+        "dozens, and each client one or two"
     )
+    error.hint = _FILES_HINT
     return error
 
 

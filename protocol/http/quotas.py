@@ -27,6 +27,8 @@ class SetQuota(Struct, frozen=True, kw_only=True):
     """Of a pattern: how many subjects there may be of it; 0: no limit."""
     scheduled_bytes: int = 0
     """Of a subject or pattern: bytes of messages that wait for a later delivery, of all its subjects together, at each broker."""
+    sessions: int = 0
+    """Of a principal: its consumers at a time, of all groups together; 0: no limit."""
 
 
 class UnsetQuota(Struct, frozen=True, kw_only=True):
@@ -46,6 +48,7 @@ class QuotaRow(Struct, frozen=True, order=True):
     connections: int
     subjects: int = 0
     scheduled_bytes: int = 0
+    sessions: int = 0
 
 
 class QuotaList(Struct, frozen=True, kw_only=True):

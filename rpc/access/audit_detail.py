@@ -26,6 +26,7 @@ def detail_of(body: Any, params: Mapping[str, str]) -> str:
             f"{limits.connections} connections"
             + (f", {body.subjects} subjects" if body.subjects else "")
             + (f", {body.scheduled_bytes} scheduled bytes" if body.scheduled_bytes else "")
+            + (f", {body.sessions} sessions" if body.sessions else "")
         )
     if isinstance(body, UnsetQuota):
         return f"{body.kind} {body.name}"

@@ -202,6 +202,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/metaserver/test_metaserver_postgres.py": "postgres",
         "integration/metaserver/test_unwritable_database.py": "write_watch",
         "unit/metaserver/operations/test_idle_operations.py": "clock_restart",
+        "unit/metaserver/retention/test_past_expirer.py": "past",
         "unit/metaserver/resets/test_rows.py": "duties",
     },
     "metaserver/verify": {

@@ -33,6 +33,10 @@ def set_quota(
     connections: Annotated[
         int, typer.Option(min=0, help="Connections to each broker; 0: no limit.")
     ] = 0,
+    sessions: Annotated[
+        int,
+        typer.Option(min=0, help="Consumers at a time, of all groups together; 0: no limit."),
+    ] = 0,
     subjects: Annotated[
         int,
         typer.Option(min=0, help="Subjects that there may be of the pattern NAME; 0: no limit."),
@@ -57,6 +61,7 @@ def set_quota(
             bytes_per_s=bytes_per_s,
             requests_per_s=requests_per_s,
             connections=connections,
+            sessions=sessions,
             subjects=subjects,
             scheduled_bytes=scheduled_bytes,
             kind="subject" if subject else "principal",
@@ -94,6 +99,7 @@ def list_quotas(
         "bytes/s#",
         "requests/s#",
         "connections#",
+        "sessions#",
         "subjects#",
         "scheduled bytes#",
     )
@@ -112,6 +118,7 @@ def list_quotas(
                         row.bytes_per_s,
                         row.requests_per_s,
                         row.connections,
+                        row.sessions,
                         row.subjects,
                         row.scheduled_bytes,
                     )

@@ -14,6 +14,7 @@ import pytest
 
 from keylane import Admin, Consumer, Producer
 from keylane.protocol.access.quota import BYTES_PER_S_MIN
+from keylane.protocol.control import Join
 from keylane.protocol.errors import (
     ConnectionQuotaError,
     InvalidRequestError,
@@ -21,7 +22,9 @@ from keylane.protocol.errors import (
     OverloadedError,
     QuotaExceededError,
     ScheduleFullError,
+    SessionQuotaError,
 )
+from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.access.guarded import GuardedCluster, capabilities, figures_of
 
@@ -310,3 +313,39 @@ async def test_strict_producers_far_over_their_quota_keep_all_messages_in_order(
 
     async with asyncio.timeout(120):
         await asyncio.gather(*map(send, range(senders)))
+
+
+async def test_principal_has_no_more_consumers_than_its_quota_in_all_groups(
+    guarded: GuardedCluster,
+):
+    """One that is closed gives its place to the next; other principals have places of their own."""
+    token = await limited(guarded, "crowd", sessions=2)
+    other = await guarded.principal("other-crowd", "consume")
+    async with guarded.admin() as admin:
+        rows = {row.name: row.sessions for row in (await admin.list_quotas()).quotas}
+        assert rows["crowd"] == 2
+        for wrong in ({"sessions": -1}, {"sessions": 2, "kind": "subject"}):
+            with pytest.raises(InvalidRequestError):
+                await admin.set_quota("crowd", **wrong)
+
+    def consumer(number: int, token: str) -> Consumer:
+        return Consumer(guarded.meta, subject=SUBJECT, group=f"crowd{number}", token=token)
+
+    first, second = consumer(1, token), consumer(2, token)
+    await asyncio.gather(first.__aenter__(), second.__aenter__())
+    network = HttpNetwork(token=token)
+    meta = MetaClient(network, [guarded.meta])
+    async with consumer(3, other):
+        ask = Join(subject=SUBJECT, group="crowd3", session="c" * 32)
+        with pytest.raises(SessionQuotaError) as refused:
+            await meta.join(ask)
+        assert (refused.value.principal, refused.value.limit) == ("crowd", 2)
+        with pytest.raises(SessionQuotaError):
+            await consumer(3, token).__aenter__()
+        await first.close()
+        third = await consumer(3, token).__aenter__()
+        with pytest.raises(SessionQuotaError):
+            await meta.join(ask)
+    await network.close()
+    for each in (second, third):
+        await each.close()

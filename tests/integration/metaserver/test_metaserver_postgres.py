@@ -22,8 +22,10 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from keylane.metaserver.catalogue.accepted import accept_folder
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.sessions import join_group, renew_sessions
+from keylane.metaserver.retention.past_rows import count_age, note_ended, remove_ended
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.metaserver.sql.migrate import HEAD, alembic_config, migrate
+from keylane.metaserver.sql.past import deletions, publications
 from keylane.metaserver.sql.schema import brokers, facts, metadata, refused_brokers, subjects
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import AcceptFolder, CreateSubject, Join
@@ -384,3 +386,25 @@ async def test_transaction_is_lost_when_its_metaserver_stops(
             )
 
         assert await database.read(value) == "other"
+
+
+async def test_rows_of_what_is_over_begin_to_count_and_go(url: str) -> None:
+    """As on SQLite, with keys of one column and of two."""
+
+    def age(connection: Connection) -> tuple[int, list[int]]:
+        migrate(connection)
+        rows = [{"subject_id": 1, "group_id": each, "subject": "s"} for each in (0, 7)]
+        connection.execute(sa.insert(deletions), rows)
+        row = {"hidden": "h", "target": "t", "operation_id": 0, "replaces": False}
+        connection.execute(sa.insert(publications), row)
+        left = []
+        for before in (5, 6):
+            assert note_ended(connection, count_age(connection, 5)) is False
+            assert remove_ended(connection, before) is False
+            left += [
+                connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+                for table in (deletions, publications)
+            ]
+        return count_age(connection, 0), left
+
+    assert await in_transaction(url, age) == (10, [2, 1, 0, 0])

@@ -14,6 +14,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from keylane import migrations
+from keylane.metaserver.retention.past_rows import note_ended, remove_ended
 from keylane.metaserver.sql.migrate import HEAD, alembic_config, migrate
 from keylane.metaserver.sql.schema import metadata
 from keylane.protocol.errors import ConfigError
@@ -132,6 +133,34 @@ def test_accepted_losses_are_carried_over_in_both_directions(engine: sa.Engine) 
         _go(connection, "0007")
         assert _column(connection, "operations", "operation_id", "accept_loss") == {1: 1, 2: 0}
         assert len(_column(connection, "steps", "partition_id", "action")) == 6
+    engine.dispose()
+
+
+def test_rows_of_what_is_over_stay_and_begin_to_count_when_ends_are_added(
+    engine: sa.Engine,
+) -> None:
+    """0032: no row is old at once, and back again all are there."""
+    tables = {"operations": 2, "publications": 1, "deletions": 2}
+    with engine.begin() as connection:
+        _go(connection, "0031")
+        for operation_id, state in ((1, "done"), (2, "seal")):
+            values = {"operation_id": operation_id, "state": state, "running": operation_id}
+            _insert(connection, "operations", **values)
+        _insert(connection, "publications", hidden="h")
+        for group_id in (0, 7):
+            _insert(connection, "deletions", subject_id=1, group_id=group_id, subject="s")
+        _go(connection, "0032")
+        for table, count in tables.items():
+            ends = connection.exec_driver_sql(f"SELECT ended_at FROM {table}").scalars().all()
+            assert ends == [None] * count, table
+        assert note_ended(connection, 5) is False
+        assert remove_ended(connection, 5) is False
+        ended = _column(connection, "operations", "operation_id", "ended_at")
+        assert ended == {1: 5, 2: None}
+        _go(connection, "0031")
+        for table, count in tables.items():
+            rows = connection.exec_driver_sql(f"SELECT * FROM {table}").all()
+            assert len(rows) == count, table
     engine.dispose()
 
 

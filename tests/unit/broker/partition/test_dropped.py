@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from keylane.broker.partition import dropped as module
 from keylane.broker.partition.dropped import RANGES_KEPT, DroppedPartitions
 from keylane.broker.partition.records import DroppedBody
@@ -16,6 +18,13 @@ def ranges(partitions: DroppedPartitions) -> list[tuple[int, int]]:
     return [each for body in partitions.bodies() for each in body.ranges]
 
 
+def join(partitions: DroppedPartitions, others: Iterable[int], *, late: Iterable[int] = ()) -> None:
+    """As a snapshot does; `late` are partitions that came while it looked at the others."""
+    joining = partitions.joining()
+    joining.keep_apart(others)
+    partitions.join(joining, late)
+
+
 def test_dropped_ids_are_bounded_when_ids_between_them_are_of_other_brokers():
     """Each second id is dropped here, for ever: the ranges, and the records of them, had no limit."""
     partitions = DroppedPartitions()
@@ -23,7 +32,7 @@ def test_dropped_ids_are_bounded_when_ids_between_them_are_of_other_brokers():
     for each in every:
         drop(partitions, each)
         if partitions.too_many:
-            partitions.join([])
+            join(partitions, [])
     assert len(ranges(partitions)) <= RANGES_KEPT
     assert all(each in partitions for each in every)
     assert partitions.highest_id == every[-1]
@@ -39,7 +48,7 @@ def test_dropped_ids_stay_apart_when_a_partition_between_them_is_there_or_may_be
     drop(partitions, *range(10, 50, 4))
     partitions.begin(20, DroppedBody([(20, 21)], {}))
     assert partitions.too_many
-    partitions.join([31, 3, 60])
+    join(partitions, [31, 3, 60])
     partitions.undo(20)
     assert ranges(partitions) == [(10, 19), (22, 31), (34, 39), (42, 43), (46, 47)]
     assert not [each for each in (3, 20, 31, 44, 60) if each in partitions]
@@ -52,9 +61,26 @@ def test_dropped_ids_are_joined_again_only_when_there_are_many_new_ones(monkeypa
     partitions = DroppedPartitions()
     between = list(range(11, 90, 4))
     drop(partitions, *range(10, 90, 4))
-    partitions.join(between)
+    join(partitions, between)
     assert len(ranges(partitions)) == 20
     drop(partitions, 100, 104)
     assert not partitions.too_many
     drop(partitions, 108)
     assert partitions.too_many
+
+
+def test_dropped_ids_stay_apart_when_partitions_come_or_go_while_they_are_joined(monkeypatch):
+    """A snapshot looks at a million partitions in portions, and calls come between."""
+    monkeypatch.setattr(module, "RANGES_KEPT", 4)
+    partitions = DroppedPartitions()
+    drop(partitions, *range(10, 50, 4))
+    joining = partitions.joining()
+    joining.keep_apart([31])
+    drop(partitions, 16, 36, 100)
+    partitions.begin(24, DroppedBody([(24, 25)], {}))
+    partitions.join(joining, [20])
+    partitions.undo(24)
+    assert ranges(partitions) == [
+        (10, 19), (22, 23), (26, 31), (34, 39), (42, 43), (46, 47), (100, 101),
+    ]  # fmt: skip
+    assert not [each for each in (20, 24, 31, 44, 99) if each in partitions]

@@ -7,8 +7,11 @@ import copy
 
 import pytest
 
+from keylane.broker.partition import dropped
 from keylane.broker.partition.image import image_of
+from keylane.broker.partition.records import DroppedBody
 from keylane.broker.storage.snapshot import Snapshots
+from keylane.broker.store import snapshotter
 from keylane.protocol.errors import DiskFullError, FlushFailedError
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
@@ -231,3 +234,39 @@ async def test_fault_of_our_own_keeps_what_was_to_be_saved(desk, disk):
     queues.checkpoint = checkpoint
     assert await desk.store.snapshotter.write()
     assert images(open_store(disk, **SMALL)) == images(desk.store)
+
+
+async def test_snapshot_pauses_when_it_looks_for_partitions_among_dropped_ones(
+    disk, desk, monkeypatch
+):
+    """A million hosted partitions were looked for at once: half a second in which the broker did nothing else."""
+    monkeypatch.setattr(dropped, "RANGES_KEPT", 2)
+    monkeypatch.setattr(snapshotter, "IDS_AT_ONCE", 1)
+    state = desk.store.state
+    for number in range(10, 22, 2):
+        state.dropped.add(DroppedBody([(number, number + 1)], {}))
+    pauses = []
+    hosting = None
+
+    async def pause(_seconds: float) -> None:
+        nonlocal hosting
+        pauses.append(1)
+        if hosting is None:  # it comes while the others are looked at
+            hosting = asyncio.ensure_future(desk.host(13))
+            await hosting
+
+    monkeypatch.setattr(snapshotter.asyncio, "sleep", pause)
+    assert await desk.store.snapshotter.write()
+    assert len(pauses) == len((1, 2))
+    assert [each for each in range(10, 22) if each in state.dropped] == [
+        10,
+        11,
+        12,
+        14,
+        15,
+        16,
+        17,
+        18,
+        20,
+    ]
+    assert 13 in state.partitions

@@ -16,6 +16,7 @@ from keylane.metaserver.cluster.removals import (
     was_deleted,
 )
 from keylane.metaserver.groups.views import due_work
+from keylane.metaserver.retention.past_rows import note_ended, remove_ended
 from keylane.metaserver.sql.schema import metadata
 from support.sql.rows import Rows
 
@@ -25,6 +26,10 @@ LOOKS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "a group joined again": (subject_of_deleted_group, ("s", 7), "deletions"),
     "a group that brokers know": (store_heard, ({1: [7]},), "heard"),
     "a round of the periodic work": (due_work, (), "operations"),
+    "deletions that are new": (note_ended, (0,), "deletions"),
+    "deletions that are old": (remove_ended, (0,), "deletions"),
+    "operations that are new": (note_ended, (0,), "operations"),
+    "operations that are old": (remove_ended, (0,), "operations"),
 }
 
 

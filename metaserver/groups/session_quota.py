@@ -1,0 +1,46 @@
+"""Whether a principal may have one more consumer.  SQL, synchronous.
+
+Two joins of one moment in different groups may both get the last place: their transactions do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.access.quota import EVERYBODY
+from ...protocol.errors import SessionQuotaError
+from ...protocol.http.quotas import PRINCIPAL
+from ..sql.dialect import now_ms
+from ..sql.schema import access_quotas, sessions
+
+RETRY_AFTER_MS = 5_000
+
+_quotas = sa.select(access_quotas.c.name, access_quotas.c.sessions).where(
+    access_quotas.c.kind == PRINCIPAL,
+    access_quotas.c.name.in_((EVERYBODY, sa.bindparam("of_principal"))),
+)
+_live = sa.select(sa.func.count()).where(
+    sessions.c.principal == sa.bindparam("of_principal"), sessions.c.expires_at > now_ms()
+)
+
+
+def check_session_quota(connection: Connection, principal: str) -> None:
+    """
+    Check that a principal may begin a session; without one there is no limit.
+
+    Raises:
+        SessionQuotaError: it has as many as its quota, or that of everybody where it has none of its own.
+    """
+    if not principal:
+        return
+    who = {"of_principal": principal}
+    limits = {row.name: row.sessions for row in connection.execute(_quotas, who)}
+    limit = limits.get(principal, limits.get(EVERYBODY, 0))
+    if limit and connection.execute(_live, who).scalar_one() >= limit:
+        raise SessionQuotaError(
+            f"{principal!r} has {limit} consumers, and may have no more",
+            principal=principal,
+            limit=limit,
+            retry_after_ms=RETRY_AFTER_MS,
+        )

@@ -1,0 +1,36 @@
+"""The tables of what is over: deletions and publications.  Their rows, and those of done operations, go after a time.
+
+`ended_at` of each is a time of the age that the history has, which the database counts as a fact: see
+`retention/past_rows.py`.  None: its end was not noticed yet, or is still to come.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Index, String, Table
+
+from .schema import BigId, metadata
+
+publications = Table(
+    "publications",
+    metadata,
+    Column("hidden", String(200), primary_key=True),
+    Column("target", String(200), nullable=False),
+    Column("operation_id", BigInteger, nullable=False),
+    Column("replaces", Boolean, nullable=False),
+    Column("subject_id", BigInteger, nullable=False, server_default="0", comment="0: not known"),
+    Column("ended_at", BigInteger, index=True),
+    comment="hidden subjects that were published, so that a repeat changes nothing",
+)
+
+deletions = Table(
+    "deletions",
+    metadata,
+    Column("subject_id", BigId, primary_key=True, autoincrement=False),
+    Column(
+        "group_id", BigId, primary_key=True, autoincrement=False, comment="0: the whole subject"
+    ),
+    Column("subject", String(200), nullable=False),
+    Column("ended_at", BigInteger, index=True),
+    Index(None, "subject", "group_id"),
+    comment="subjects and groups that are gone: their clients must not go on with namesakes",
+)
