@@ -20,7 +20,7 @@ from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import Environment, environment_of
 from ..rpc.home import Resident
-from ..rpc.race import Race, error_of
+from ..rpc.race import Race, error_of, start_task
 from .assignments import Assignments
 from .broadcast import Broadcast, check_broadcast
 from .delivery.alone_turn import AloneTurn
@@ -379,7 +379,7 @@ class Consumer(Owned, Taking[V], Resident):
         if self._ending is None:
             if self._assignments is not None and self._opened.is_set():
                 self._assignments.stop()
-            self._ending = asyncio.create_task(self._close(), name="closing")
+            self._ending = start_task(self._close(), name="closing")
         return self._ending
 
     async def _close(self) -> None:
