@@ -227,11 +227,8 @@ class Consumer(Owned, Taking[V], Resident):
 
     @property
     def _whose(self) -> str:
-        return (
-            f"{self._subject}, broadcast,"
-            if self._broadcast
-            else f"{self._subject} in group {self._group}"
-        )
+        taken = ", broadcast," if self._broadcast else f" in group {self._group}"
+        return self._subject + taken
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Self:
@@ -246,6 +243,7 @@ class Consumer(Owned, Taking[V], Resident):
             GroupFilterError: another member of the group has other tags, or another filter.
             GroupBusyError, OverloadedError: a reset of the group is under way, or it has too many consumers.
             AlreadyOpenError, ForkedError: the consumer is open, or was before a fork.
+            ConfigError: the system does not give as many `threads`.
             ClosedError: `close` was called meanwhile.
         """
         if self._several is not None:
@@ -262,6 +260,7 @@ class Consumer(Owned, Taking[V], Resident):
         self._assignments = self._new_assignments(membership, dispatch)
         self._connections.home.on_fork = self._assignments.forked
         try:
+            self._dispatches.begin()
             await self._connections.wait_for(meta, partial(membership.start, self._assignments))
             self._assignments.start()
         except BaseException as error:
