@@ -28,6 +28,7 @@ from ..protocol.message import Message
 from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.connections import Connections
+from ..rpc.race import start_task
 from .broadcast import Broadcast
 from .delivery.alone_turn import AloneTurn
 from .delivery.filter import MessageFilter
@@ -128,7 +129,7 @@ class Assignments:
 
     def start(self) -> None:
         """Begin to watch for the end of leases."""
-        self._watch = asyncio.create_task(self._watch_deadline(), name="lease deadline")
+        self._watch = start_task(self._watch_deadline(), name="lease deadline")
 
     @property
     def clients(self) -> list[PullClient]:
@@ -241,7 +242,7 @@ class Assignments:
         if client.token_is_single_use or client.fenced:
             self._ended_tokens[partition_id] = client.token
         self._ending[partition_id] = client
-        self._hand_overs[partition_id] = asyncio.create_task(
+        self._hand_overs[partition_id] = start_task(
             self._end(client), name=f"hand over {partition_id}"
         )
 
@@ -324,7 +325,7 @@ class Assignments:
         report = self._membership.report_released(
             self._membership.session, partition_id, grant.token
         )
-        task = asyncio.create_task(report, name=f"give back {partition_id}")
+        task = start_task(report, name=f"give back {partition_id}")
         self._reports.add(task)
         task.add_done_callback(self._reports.discard)
 
@@ -348,9 +349,7 @@ class Assignments:
         self._closing = True
         hand_overs = self.hand_over_all()
         if hand_overs:
-            self._announcing = asyncio.create_task(
-                self._membership.announce_leave(), name="announce leave"
-            )
+            self._announcing = start_task(self._membership.announce_leave(), name="announce leave")
         await asyncio.gather(self._watch, *hand_overs, *self._reports, return_exceptions=True)
         self._log_losses()
 

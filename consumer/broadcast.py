@@ -23,6 +23,7 @@ from ..protocol.operations import PartitionHistory, SubjectHistory
 from ..protocol.routing import ConsumeStrategy, Partition, PartitionState
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
+from ..rpc.race import start_task
 from .log_names import consumer_name, partition_name
 from .membership import GrantHolder
 from .pulling.broadcast_client import BroadcastClient
@@ -136,7 +137,7 @@ class Broadcast:
         self._looked_ms = self._clock.boot_ms()
         self._holder = holder
         self._grant()
-        self._task = asyncio.create_task(self._look(holder), name="broadcast")
+        self._task = start_task(self._look(holder), name="broadcast")
 
     async def _end_of(self, partition: Partition) -> int:
         if partition.address is None:

@@ -20,7 +20,7 @@ from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import Environment, environment_of
 from ..rpc.home import Resident
-from ..rpc.race import Race, error_of
+from ..rpc.race import Race, error_of, start_task
 from .assignments import Assignments
 from .broadcast import Broadcast, check_broadcast
 from .delivery.alone_turn import AloneTurn
@@ -227,11 +227,8 @@ class Consumer(Owned, Taking[V], Resident):
 
     @property
     def _whose(self) -> str:
-        return (
-            f"{self._subject}, broadcast,"
-            if self._broadcast
-            else f"{self._subject} in group {self._group}"
-        )
+        taken = ", broadcast," if self._broadcast else f" in group {self._group}"
+        return self._subject + taken
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Self:
@@ -246,6 +243,7 @@ class Consumer(Owned, Taking[V], Resident):
             GroupFilterError: another member of the group has other tags, or another filter.
             GroupBusyError, OverloadedError: a reset of the group is under way, or it has too many consumers.
             AlreadyOpenError, ForkedError: the consumer is open, or was before a fork.
+            ConfigError: the system does not give as many `threads`.
             ClosedError: `close` was called meanwhile.
         """
         if self._several is not None:
@@ -262,6 +260,7 @@ class Consumer(Owned, Taking[V], Resident):
         self._assignments = self._new_assignments(membership, dispatch)
         self._connections.home.on_fork = self._assignments.forked
         try:
+            self._dispatches.begin()
             await self._connections.wait_for(meta, partial(membership.start, self._assignments))
             self._assignments.start()
         except BaseException as error:
@@ -379,7 +378,7 @@ class Consumer(Owned, Taking[V], Resident):
         if self._ending is None:
             if self._assignments is not None and self._opened.is_set():
                 self._assignments.stop()
-            self._ending = asyncio.create_task(self._close(), name="closing")
+            self._ending = start_task(self._close(), name="closing")
         return self._ending
 
     async def _close(self) -> None:

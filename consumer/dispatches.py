@@ -154,6 +154,11 @@ class Dispatches:
             threads.on_end = on_crash
         return workers
 
+    def begin(self) -> None:
+        """Start the threads of the opening.  Raises ConfigError: the system gives too few."""
+        if self._threads is not None:
+            self._threads.start()
+
     def end(self) -> None:
         """Let the threads of the opening end."""
         if self._threads is not None:

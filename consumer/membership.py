@@ -39,6 +39,7 @@ from ..protocol.routing import ConsumeStrategy, OrderStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.identity import DrawBits
+from ..rpc.race import start_task
 from .heartbeat_timeouts import HeartbeatTimeouts
 from .log_names import consumer_name, partition_name
 from .settings import ConsumerSettings
@@ -180,7 +181,7 @@ class Membership:
                 self._clock,
                 ttl_ms=self._settings.ttl_ms,
             )
-        self._task = asyncio.create_task(self._beat(holder), name=f"session {self.session[:8]}")
+        self._task = start_task(self._beat(holder), name=f"session {self.session[:8]}")
 
     async def _join(self, holder: GrantHolder) -> None:
         # A repeat has the same session: the one of a lost answer would hold the instance's place.

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ..protocol.errors import CallbackTypeError
+from ..rpc.race import start_task
 from .pulling.pull_client import PullClient
 
 log = logging.getLogger("keylane.consumer")
@@ -57,7 +58,7 @@ class Rebalance:
         partition_id = client.partition_id
         client.gate.hold("on_assigned")
         if not self._granted:
-            task = asyncio.create_task(self._tell_granted(), name="on_assigned")
+            task = start_task(self._tell_granted(), name="on_assigned")
         else:
             task = self._telling[self._granted[-1].partition_id]
         self._granted.append(client)

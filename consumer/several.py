@@ -17,7 +17,7 @@ from ..protocol.errors import (
 )
 from ..protocol.ids import check_name
 from ..rpc.environment import environment_of
-from ..rpc.race import Race, error_of
+from ..rpc.race import Race, error_of, start_task
 from .dispatches import Calls
 
 _UNSENDABLE = re.compile("[\0\ud800-\udfff]")
@@ -123,7 +123,7 @@ class Several:
         self._closings += 1
         endings = [member.begin_close() for member in self.members]
         waited = [ending for ending in endings if ending is not None]
-        return asyncio.create_task(_end(waited), name="closing several") if waited else None
+        return start_task(_end(waited), name="closing several") if waited else None
 
     async def wait(self) -> None:
         """Wait until all members are closed, or one has ended with an error, which it raises."""

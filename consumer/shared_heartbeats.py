@@ -37,6 +37,7 @@ from ..protocol.http.at_once import Heartbeats
 from ..protocol.limits import SESSIONS_AT_ONCE_MAX
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
+from ..rpc.race import start_task
 
 log = logging.getLogger("keylane.consumer")
 GATHER_MS = 10
@@ -160,7 +161,7 @@ class SharedHeartbeats:
         self._gathering = None
         for start in range(0, len(waiting), SESSIONS_AT_ONCE_MAX):
             part = waiting[start : start + SESSIONS_AT_ONCE_MAX]
-            request = asyncio.create_task(self._request(part), name="heartbeats")
+            request = start_task(self._request(part), name="heartbeats")
             self._requests.add(request)
             request.add_done_callback(self._requests.discard)
             _end_without_takers(request, part)

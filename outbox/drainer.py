@@ -19,6 +19,7 @@ from ..protocol.errors import Fate, InternalError, KeylaneError
 from ..protocol.limits import MESSAGE_BYTES_MAX
 from ..rpc.client import BrokerClient
 from ..rpc.identity import DrawBits
+from ..rpc.race import start_task
 from . import rows
 from .assignment import CapacityTable, SizeLimit, SubjectKey, capacity_table
 from .batches import OutboxBatch, SendSession
@@ -76,7 +77,7 @@ class Drainer:
         self.fault: BaseException | None = None
         """The bug of which one of its tasks died.  It sends nothing more; its lease ends by its time."""
         self._begin_session()
-        self._task = asyncio.create_task(self._run(), name="outbox")
+        self._task = start_task(self._run(), name="outbox")
         self._task.add_done_callback(self.note_fault)
 
     def _begin_session(self) -> None:
@@ -216,7 +217,7 @@ class Drainer:
     def _confirm(self, subject: str) -> None:
         """Ask for the route once more before rows are refused: the limit may have been raised."""
         if subject not in self._confirming:
-            task = asyncio.create_task(self._ask_limit(subject), name=f"outbox limit {subject}")
+            task = start_task(self._ask_limit(subject), name=f"outbox limit {subject}")
             self._confirming[subject] = task
             task.add_done_callback(lambda _: self._confirming.pop(subject, None))
             task.add_done_callback(self.note_fault)
@@ -327,7 +328,7 @@ class Drainer:
     def _learn(self, subject: str) -> None:
         """Ask for the route until it says where the rows of the subject go."""
         if subject not in self._learning and not self._is_routed(subject):
-            task = asyncio.create_task(self._ask_until_routed(subject), name=f"outbox {subject}")
+            task = start_task(self._ask_until_routed(subject), name=f"outbox {subject}")
             self._learning[subject] = task
             task.add_done_callback(lambda _: self._learning.pop(subject, None))
             task.add_done_callback(self.note_fault)

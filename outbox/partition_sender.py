@@ -22,6 +22,7 @@ from ..protocol.limits import MESSAGE_BYTES_MAX
 from ..protocol.routing import Partition
 from ..rpc.client import BrokerClient
 from ..rpc.network import Channel
+from ..rpc.race import start_task
 from .assignment import Capacity
 from .batches import OutboxBatch, SendSession
 from .decisions import SendStep, decide_send_step
@@ -93,7 +94,7 @@ class PartitionSender:
         self._next_sequence = 0
         self._attempt = 0
         self._wake = asyncio.Event()
-        self._task = asyncio.create_task(self._run(), name=f"outbox {subject} {partition_id}")
+        self._task = start_task(self._run(), name=f"outbox {subject} {partition_id}")
         self._task.add_done_callback(owner.note_fault)
 
     @property
@@ -163,7 +164,7 @@ class PartitionSender:
                     self._settle(self.batches[0])
                 for batch in list(islice(self.batches, len(calls), None)):
                     channel = await self._channel()
-                    call = asyncio.create_task(self._append(channel, batch))
+                    call = start_task(self._append(channel, batch))
                     call.add_done_callback(lambda _: self._wake.set())
                     calls.append(call)
                 await self._wake.wait()

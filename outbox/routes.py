@@ -24,6 +24,7 @@ from ..protocol.errors import (
 )
 from ..protocol.routing import Partition, Route, route_table
 from ..rpc.client import MetaClient
+from ..rpc.race import start_task
 
 log = logging.getLogger("keylane.outbox")
 MISSING_PAUSE_MS_MAX = 60_000
@@ -80,7 +81,7 @@ class OutboxRoutes:
         """
         task = self._asking.get(subject)
         if task is None:
-            task = asyncio.create_task(self._ask(subject, unsettled), name=f"route {subject}")
+            task = start_task(self._ask(subject, unsettled), name=f"route {subject}")
             self._asking[subject] = task
             task.add_done_callback(lambda _: self._asking.pop(subject, None))
         return await asyncio.shield(task)

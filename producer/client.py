@@ -28,6 +28,7 @@ from ..protocol.text import counted
 from ..rpc.client import MetaClient
 from ..rpc.connections import clean_up
 from ..rpc.environment import Environment
+from ..rpc.race import start_task
 from .arguments import (
     checked_strategy,
 )
@@ -398,7 +399,7 @@ class Producer(Sending[V], Generic[V]):
         finally:
             self._open = False
             if self._ending is None:
-                self._ending = asyncio.create_task(self._end(), name="closing")
+                self._ending = start_task(self._end(), name="closing")
             try:
                 await asyncio.shield(self._ending)
             except asyncio.CancelledError:

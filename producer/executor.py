@@ -36,6 +36,7 @@ from ..protocol.routing import Partition
 from ..protocol.text import counted
 from ..rpc.client import BrokerClient
 from ..rpc.network import Calling, Channel, Gathering, is_answered
+from ..rpc.race import start_task
 from .executor_state import STEADY, ExecutorEvent, ExecutorState, MessageGroup, Reach
 from .failure import Step, decide_after_failure, wait_stage
 from .flight import CROWD, ExecutorOwner, Turn
@@ -119,7 +120,7 @@ class Executor:
         self._fault: Exception | None = None
         """What a step of sending raised outside of the task, until the task raises it."""
         trying = keep_trying(self._try, self._failed, self._pauses, self._troubles)
-        self._task = asyncio.create_task(trying, name=f"send {group.partition_name}")
+        self._task = start_task(trying, name=f"send {group.partition_name}")
 
     # ── filling ──────────────────────────────────────────────────────────────────────────────────────
     def started(self) -> None:

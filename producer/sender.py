@@ -25,7 +25,7 @@ from ..protocol.limits import LOGICAL_PARTITIONS, MESSAGE_BYTES_MAX, PULL_WAIT_M
 from ..protocol.routing import OrderStrategy, Partition, Route, logical_partition, route_table
 from ..protocol.text import counted
 from ..rpc.client import BrokerClient, MetaClient
-from ..rpc.race import Race
+from ..rpc.race import Race, start_task
 from .executor import Executor
 from .executor_state import ExecutorEvent, MessageGroup
 from .failure import REFUSED, Step
@@ -112,7 +112,7 @@ class SubjectSender:
         """The interval between two searches for overdue messages."""
         self._pauses = settings.backoff.pauses(rng)
         trying = keep_trying(self._follow, self._failed, self._pauses, self._route_log)
-        self._task = asyncio.create_task(trying, name=f"route {subject}")
+        self._task = start_task(trying, name=f"route {subject}")
         # Not in the task: a task that is cancelled before its first step never runs.
         self._task.add_done_callback(self._ended)
 
@@ -410,7 +410,7 @@ class SubjectSender:
     def _retire(self, executor: Executor) -> None:
         """Close the executor of a partition that is not open; its messages are settled, or held."""
         if self._executors.pop(executor.partition.partition_id, None) is not None:
-            self._loop.create_task(executor.close())
+            start_task(executor.close())
 
     def emptied(self, executor: Executor) -> None:
         """Close an executor that has no message left, and send the newer messages of its range."""

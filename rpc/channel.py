@@ -22,6 +22,7 @@ from ..protocol.frames import (
 )
 from .liveness.silence import Silence, SilencePatience
 from .network import Call, Calling, OnAnswer, OnPart
+from .race import start_task
 from .websocket.socket import DataSocket
 
 WAIT_MS_MAX = 60_000
@@ -67,7 +68,7 @@ class WebSocketChannel:
         self._told = ""
         """Why the broker closes the connection."""
         socket.on_message = self._take
-        self._reader = asyncio.create_task(self._read(), name=f"channel {address}")
+        self._reader = start_task(self._read(), name=f"channel {address}")
 
     def judge_silence(
         self, answers: Callable[[], Awaitable[bool]], patience: SilencePatience

@@ -45,6 +45,7 @@ from .access.token_file import TokenSource, refused_token, token_source
 from .channel import WebSocketChannel
 from .liveness.keepalive import watched_socket
 from .liveness.silence import SilencePatience
+from .race import start_task
 from .reasons import cause, reason
 from .threads.host_names import HostNames
 from .tls.contexts import ClientContexts
@@ -190,7 +191,7 @@ class HttpNetwork:
                 raise
             held = newer
             await authenticate(channel, held, nonce, address, timeout_ms)
-        task = asyncio.create_task(stay_known(identity, channel, held, nonce, address, timeout_ms))
+        task = start_task(stay_known(identity, channel, held, nonce, address, timeout_ms))
         self._renewing.add(task)
         task.add_done_callback(self._renewing.discard)
 

@@ -1,4 +1,4 @@
-"""Waits for the first of several tasks, and ends the others."""
+"""Starts tasks, waits for the first of several, and ends the others."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ from typing import Any, Self, TypeVar
 from ..protocol.errors import ClosedError
 
 T = TypeVar("T")
+
+
+def start_task(work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
+    """
+    Run `work` in a task whose first step is a later one of the running event loop.
+
+    The task factory of the loop, which is the program's, is not asked: `asyncio.eager_task_factory` takes the first step
+    inside of the call, before the caller has kept the task, and has set what the task reads.
+    """
+    return asyncio.Task(work, loop=asyncio.get_running_loop(), name=name)
 
 
 class Race:
@@ -31,7 +41,7 @@ class Race:
 
     def start(self, work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
         """Run `work` in a task of the race."""
-        task = asyncio.create_task(work, name=name)
+        task = start_task(work, name=name)
         self._tasks.append(task)
         return task
 

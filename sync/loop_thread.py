@@ -108,11 +108,15 @@ class LoopThread:
             self._end_loop()
 
     def _run(self, ready: Future[None]) -> None:
+        served = False
         try:
             _check_own_thread(self._what)
             with asyncio.Runner() as runner:
                 runner.run(self._serve(ready))
+                served = True
         except Exception as error:
+            if served and not threading.main_thread().is_alive():
+                return  # the loop is closed; from Python 3.12 on a pool of threads that it had asks for one more to end
             if ready.done():
                 raise
             ready.set_exception(error)  # there is no loop, as without a free file descriptor

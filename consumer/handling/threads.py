@@ -27,7 +27,7 @@ class HandlerThreads:
 
     Args:
         handler: blocks; it is given what workers give it.
-        count: 0: it runs in the event loop.
+        count: of threads, which `start` starts; 0: the handler runs in the event loop.
         forked: True in a child of the process that made the threads.
     """
 
@@ -46,9 +46,25 @@ class HandlerThreads:
         self._ended: ConfigError | None = None
         """Why no thread is left."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        for number in range(count):
-            name = f"keylane handler {number}"
-            threading.Thread(target=self._serve, name=name, daemon=True).start()
+
+    def start(self) -> None:
+        """
+        Start the threads.
+
+        Raises:
+            ConfigError: the system gives too few, so that a worker would wait for ever; there are none.
+        """
+        for number in range(self._count):
+            thread = threading.Thread(
+                target=self._serve, name=f"keylane handler {number}", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:
+                told = f"the system gives {number} of {self._count} threads for handlers: {error}"
+                self._count = number
+                self.stop()
+                raise ConfigError(told) from error
 
     async def run(self, given: Any) -> Any:
         """Run the handler in a thread; returns or raises what it does, also if it was cancelled meanwhile."""

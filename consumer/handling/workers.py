@@ -29,6 +29,7 @@ from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock, boot_seconds
 from ...protocol.errors import WorkerCancelledError
 from ...protocol.message import Message
+from ...rpc.race import start_task
 from ..delivery.user_acks import are_parked_together
 from ..log_names import message_name
 from ..pulling.pull_client import PullClient, client_of
@@ -113,7 +114,7 @@ class Workers:
         self._work = IdleWorkers()
         self._workers = [WorkerTask() for _ in range(concurrency)]
         for index, worker in enumerate(self._workers):
-            worker.task = asyncio.create_task(self._run(worker), name=f"handler {index}")
+            worker.task = start_task(self._run(worker), name=f"handler {index}")
 
     def adopt(self, settings: ConsumerSettings) -> None:
         """Treat failing messages by these settings from now on."""
@@ -415,9 +416,8 @@ class Workers:
             reason = error.reason
             if error.wait_ms is not None:
                 wait_ms = self._failing.asked_ms(error.wait_ms, message.attempt)
-        kind = type(error).__qualname__
         line = self._log_throttle.failed(
-            *(message, kind, now_ns // 1_000_000, wait_ms),
+            *(message, type(error).__qualname__, now_ns // 1_000_000, wait_ms),
             text=failure.text,
             asked_for=reason,
             sealed=client_of(message).sealed,

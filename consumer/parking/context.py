@@ -13,6 +13,7 @@ from ...protocol.operations import SubjectHistory
 from ...protocol.parked import Failure
 from ...rpc.client import BrokerClient
 from ...rpc.connections import Connections
+from ...rpc.race import start_task
 from ..delivery.alone_turn import AloneTurn
 from ..delivery.client_delivery import DeliveringClient
 from ..log_names import partition_name
@@ -124,7 +125,7 @@ class ParkContext:
         if self._stopped:
             return None
         name = f"{what} {self.partition_id}"
-        task = asyncio.create_task(self.client.run(body), name=name)
+        task = start_task(self.client.run(body), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

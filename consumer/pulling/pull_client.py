@@ -38,6 +38,7 @@ from ...protocol.message import Delivery, Message
 from ...protocol.record import Header
 from ...protocol.text import counted
 from ...rpc.connections import Connections
+from ...rpc.race import start_task
 from ..delivery.decode import decode_messages
 from ..delivery.pulled_batch import CutBatch, PulledBatch
 from ..delivery.user_acks import UserAcks
@@ -152,8 +153,8 @@ class PullClient(UserAcks, SettingAside, PullViews):
         self._careful: CarefulHandOut | None = None
         """Hands out what is pulled, while some of it may have ended the process of an earlier owner."""
         self._carefully: asyncio.Task[None] | None = None
-        self._pulling = asyncio.create_task(self.run(self._pull), name=f"pull {self.partition_id}")
-        self._acking = asyncio.create_task(self.run(sender.run), name=f"ack {self.partition_id}")
+        self._pulling = start_task(self.run(self._pull), name=f"pull {self.partition_id}")
+        self._acking = start_task(self.run(sender.run), name=f"ack {self.partition_id}")
 
     def _new_sender(self) -> AckSender:
         return AckSender(
@@ -344,7 +345,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
         clock, settings = self._clock, self._settings
         self._careful = CarefulHandOut(self, self._acks, answer, settings=settings, clock=clock)
         body = self.run(self._careful.run)
-        self._carefully = asyncio.create_task(body, name=f"careful {self.partition_id}")
+        self._carefully = start_task(body, name=f"careful {self.partition_id}")
 
     def _sealed_at(self, end_offset: int) -> None:
         """Note that the partition ends at `end_offset`."""

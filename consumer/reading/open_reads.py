@@ -14,6 +14,7 @@ from ...protocol.clock import Clock
 from ...protocol.frames import Answer, Batches, Read
 from ...protocol.limits import READ_WAIT_MS
 from ...rpc.client import BrokerClient
+from ...rpc.race import start_task
 
 LOOK_MS = 200
 """Between two looks for new messages at a broker of an earlier version, which does not wait."""
@@ -51,7 +52,7 @@ class OpenReads:
         if partition_id in self._waits:
             return
         asked = Read(partition_id, offset, bytes_max, wait_ms=READ_WAIT_MS)
-        task = asyncio.create_task(self._ask(broker, asked), name=f"read {partition_id}")
+        task = start_task(self._ask(broker, asked), name=f"read {partition_id}")
         task.add_done_callback(self._answered)
         self._waits[partition_id] = _Wait(broker.address, task)
 

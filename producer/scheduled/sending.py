@@ -42,7 +42,7 @@ from ...protocol.text import seconds
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.home import Home, Resident
 from ...rpc.identity import DrawBits
-from ...rpc.race import shared
+from ...rpc.race import shared, start_task
 from ..arguments import checked_timeout, refuse_text
 from ..given_up import GivenUp, Unreported
 from ..settings import ProducerSettings
@@ -234,9 +234,7 @@ class LaterSending:
         attempt = _Attempt(subject, len(data) + len(packed), self._clock.wall_ns())
         batch = _batch_of(data, packed, attempt.sent_at_ns)
         request = Schedule(subject, at_ms, self._draw(8 * ID_BYTES).to_bytes(ID_BYTES))
-        task = asyncio.create_task(
-            self._keep(request, batch, limit_ms, attempt), name="later delivery"
-        )
+        task = start_task(self._keep(request, batch, limit_ms, attempt), name="later delivery")
         future = ScheduledFuture(task)
         self._bytes += len(batch)
         self._pending[future] = attempt
@@ -317,7 +315,7 @@ class LaterSending:
         asked = self._routes.get(subject)
         if asked is None:
             call = self._meta.route_to_send(subject, order_strategy=self._order_strategy)
-            asked = self._routes[subject] = asyncio.create_task(call)
+            asked = self._routes[subject] = start_task(call)
             if len(self._routes) > ROUTES_MAX + len(self._pending):
                 self._forget_routes()
         route = await asyncio.shield(asked)
@@ -347,7 +345,7 @@ class LaterSending:
     async def _address(self, broker_group: str) -> str:
         """The address of a broker group.  Raises NotSentError, BrokerGroupUnknownError, ClosedError."""
         if self._health is None or self._health.done():
-            self._health = asyncio.create_task(self._meta.health())
+            self._health = start_task(self._meta.health())
         closed = "the producer was closed before a metaserver had said where the broker is"
         brokers = (await shared(self._health, closed)).details.get("brokers", [])
         for broker in brokers:

@@ -9,6 +9,7 @@ key, or a partition that is not open now, are queued row by row as `send` does.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -131,7 +132,7 @@ class ArrowSource:
         """
         try:
             batches = iter(self._source)
-            while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+            while (batch := await _next_of(batches)) is not None:
                 yield list(self._blocks(batch))
         except Exception as error:
             raise StreamFailedError from error
@@ -145,6 +146,13 @@ class ArrowSource:
         for start in range(0, rows, step):
             values, *keys = (_column(column[start : start + step]) for column in columns)
             yield Block(keys[0] if keys else None, values)
+
+
+async def _next_of(batches: Iterator[Any]) -> Any:
+    """The next record batch, None: there is none; once the main thread has ended Python starts no thread for it."""
+    if not threading.main_thread().is_alive():
+        return next(batches, None)
+    return await asyncio.to_thread(next, batches, None)
 
 
 class Block:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from ...protocol.clock import Clock, SystemClock
 from ...protocol.errors import AccessOffError, KeylaneError, NotSentError, UnreachableError
 from ...protocol.http.access import Capabilities
-from ..race import shared
+from ..race import shared, start_task
 from .credentials import ShownCapability
 from .signing import OwnKey
 from .token_file import TokenSource
@@ -86,7 +86,7 @@ class Wallet:
 
     async def _renew(self) -> None:
         if self._asking is None:
-            self._asking = asyncio.create_task(self._ask_all())
+            self._asking = start_task(self._ask_all())
             self._asking.add_done_callback(self._asked)
         await shared(self._asking, "the client was closed before a metaserver gave it a capability")
 

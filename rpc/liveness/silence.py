@@ -18,6 +18,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from ..race import start_task
+
 IDLE_S = 8.0
 """After so much silence an idle connection is asked; one that owes an answer at the first look."""
 GRACE_S = 1.5
@@ -117,7 +119,7 @@ class Silence:
             return False
         patient = silent_s < self._patience_s and not self._had_answers()
         if self._asking is None and not patient and now_s >= self._ask_at_s:
-            self._asking = asyncio.create_task(self._ask(), name=f"silence of {self._address}")
+            self._asking = start_task(self._ask(), name=f"silence of {self._address}")
             self._asking.add_done_callback(self._asked)
         return True
 

@@ -15,6 +15,7 @@ from ...protocol.limits import IN_FLIGHT_PER_CONNECTION_MAX
 from ..access.guard import ConnectionAccess
 from ..access.pacing import Delay
 from ..answer_room import AnswerRoom
+from ..race import start_task
 from ..websocket.framing import Buffer, CloseCode
 from ..websocket.socket import DataSocket
 
@@ -75,7 +76,7 @@ class PlaneConnection:
         self, body: Coroutine[Any, Any, None], ended: Callable[[], object] | None = None
     ) -> None:
         """Run a task that ends with the connection; `ended` is called then, also if it never began."""
-        task = asyncio.create_task(body)
+        task = start_task(body)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if ended is not None:

@@ -63,6 +63,7 @@ from ..access.pacing import HOLD_MS
 from ..access.places import Places
 from ..answer_room import AnswerRoom, begin_answer
 from ..intake import free_connection
+from ..race import start_task
 from ..websocket.accepting import accept_socket
 from ..websocket.framing import CloseCode
 from ..websocket.incoming import IncomingRoom
@@ -174,10 +175,10 @@ class DataPlane:
         self._connections.add(connection)
         self._unknown[connection] = None
         socket.on_message = partial(self._answer_at_once, connection)
-        reading = asyncio.create_task(self._answer_all(connection))
+        reading = start_task(self._answer_all(connection))
         self._readings[connection] = reading
         if self._watching is None:
-            self._watching = asyncio.create_task(self._watch(), name="watch connections")
+            self._watching = start_task(self._watch(), name="watch connections")
         try:
             await asyncio.wait([reading])
             if not reading.cancelled():
@@ -229,7 +230,7 @@ class DataPlane:
             text = f"{placing.holder!r} has {placing.held} of {most} connections of the data plane, and others have to wait"
             error = _no_place(text, placing.holder, most)
             parting = self._part(leaves, self._readings[leaves], error, CloseCode.TRY_AGAIN_LATER)
-            self._partings[leaves] = asyncio.create_task(parting)
+            self._partings[leaves] = start_task(parting)
 
     def _make_room(self) -> None:
         """Who says not who calls keeps no place from those who do."""
@@ -508,7 +509,7 @@ class DataPlane:
                 if ended is not None:
                     # In a task of its own: its goodbye delays no look at the others.
                     parting = self._part(connection, reading, *ended)
-                    self._partings[connection] = asyncio.create_task(parting)
+                    self._partings[connection] = start_task(parting)
 
     def _why_parted(
         self, connection: PlaneConnection, now_s: float

@@ -24,6 +24,7 @@ from ...protocol.errors import (
     OverloadedError,
     RequestTooSlowError,
 )
+from ..race import start_task
 
 log = logging.getLogger("keylane.rpc")
 
@@ -68,7 +69,7 @@ class TlsOpenings:
             self._end(oldest)
         # Asked now: who is refused has left when the handshake has failed.
         host = _host_of(accepted)
-        task = asyncio.create_task(self._shake(accepted))
+        task = start_task(self._shake(accepted))
         self._under_way[accepted] = task
         task.add_done_callback(partial(self._done, accepted, host))
 

@@ -230,6 +230,18 @@ def test_files_are_opened_only_where_files_belong():
     assert not broken, "\n" + "\n".join(broken)
 
 
+def test_clients_start_tasks_in_one_way():
+    """The event loop is the program's, and may take the first step of a task inside of `create_task`."""
+    broken = [
+        f"{source.name}:{node.lineno} calls {ast.unparse(node.func)}(); rpc/race.py has start_task"
+        for source in FILES
+        if source.room in {"consumer", "producer", "outbox", "admin", "sink", "rpc"}
+        for node in source.nodes
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("create_task")
+    ]
+    assert not broken, "\n" + "\n".join(broken)
+
+
 def test_every_file_name_is_a_noun_of_its_own():
     broken = [source.name for source in FILES if source.path.stem in BANNED_FILE_NAMES]
     assert not broken, f"name the idea: {broken}"

@@ -248,7 +248,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/hosts/test_operating.py": "probes",
         "integration/hosts/test_tls_cluster.py": "served_network",
     },
-    "rpc/threads": {"unit/rpc/test_control_calls.py": "host_names"},
     "rpc": {
         "integration/clients/test_cut_off.py": "network",
         "unit/producer/test_identity.py": "identity",

@@ -308,6 +308,17 @@ def test_messages_are_stored_when_a_script_ends_without_closing(
     stored(shared_cluster, subject, {b"k": [b"%d" % number for number in range(500)]})
 
 
+@pytest.mark.cluster(brokers=1, broker_settings='advertised_host = "localhost"\n')
+def test_messages_are_stored_when_a_script_ends_and_the_broker_is_known_by_name(cluster: Cluster):
+    """No thread is left for the lookup of the name."""
+    asyncio.run(cluster.create("named", partitions=2))
+    meta = cluster.meta.replace("127.0.0.1", "localhost")
+    command = [sys.executable, "-c", SCRIPT, meta, "named", "returns"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "sent\n", "")
+    stored(cluster, "named", {b"k": [b"%d" % number for number in range(500)]})
+
+
 def test_ctrl_c_interrupts_a_waiting_call_and_what_was_sent_is_told(
     shared_cluster: Cluster, subject: str
 ):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import threading
 from typing import Any
 
 import pytest
 
-from keylane import Consumer, ConsumerSettings, Message
+from keylane import ConfigError, Consumer, ConsumerSettings, Message
 from keylane.protocol.control import Done, Grants, Joined
 from keylane.protocol.errors import ClosedError, HandlerTypeError
 from keylane.protocol.http.at_once import HeartbeatAnswers
@@ -182,3 +183,36 @@ def test_consumer_leaves_its_group_when_the_event_loop_ends_while_it_closes(seve
 
     asyncio.run(program())
     assert len(left) == 1 + several
+
+
+async def test_consumer_opens_again_when_the_system_gave_too_few_threads(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """As at a limit of processes: the threads that began end, and nothing of the opening is left."""
+    network, started, left = SlowMetaserver(), [], 2
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if len(started) >= left:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    consumer = Consumer(
+        "127.0.0.1:7000",
+        subject="s",
+        group="g",
+        handler=handle,
+        threads=3,
+        _environment=Environment(network=network),
+    )
+    with pytest.raises(ConfigError, match="the system gives 2 of 3 threads for handlers: can't"):
+        await consumer.__aenter__()
+    assert not network.calls
+    for thread in started:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in started)
+    left = 9
+    async with consumer:
+        assert repr(consumer).endswith("open>")

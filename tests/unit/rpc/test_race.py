@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from keylane.protocol.errors import ClosedError, NotSentError
-from keylane.rpc.race import Race, shared
+from keylane.rpc.race import Race, shared, start_task
+from support.running.eager_tasks import eager_tasks
 
 
 class Runner:
@@ -137,3 +138,21 @@ async def test_shared_task_lets_a_cancelled_caller_end_when_both_are_cancelled()
     waiting.cancel()
     await asyncio.wait([waiting])
     assert waiting.cancelled()
+
+
+async def test_started_task_takes_its_first_step_later_when_the_event_loop_takes_it_at_once():
+    """What starts a task keeps it first, and sets what it reads."""
+    steps: list[str] = []
+
+    async def work() -> str:
+        steps.append("work")
+        return "done"
+
+    asyncio.get_running_loop().set_task_factory(eager_tasks)
+    await asyncio.ensure_future(work())
+    assert steps == ["work"]
+    task = start_task(work(), name="named")
+    steps.append("started")
+    assert await task == "done"
+    assert steps == ["work", "started", "work"]
+    assert task.get_name() == "named"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -254,3 +256,32 @@ def test_thread_can_be_started_again_when_its_start_was_interrupted(monkeypatch,
     assert thread.run(number) == 7
     thread.stop()
     assert threading.active_count() == before
+
+
+UNCLOSED = """
+import asyncio, atexit
+from keylane.sync.loop_thread import LoopThread
+
+thread = LoopThread("client")
+thread.start()
+
+async def look_up() -> None:
+    loop = asyncio.get_running_loop()
+    await loop.getaddrinfo("localhost", 7000)
+    # so it is from Python 3.12 on, whose interpreter starts no thread once it ends
+    loop.shutdown_default_executor = refuse
+
+async def refuse(timeout=None):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+thread.run(look_up)
+atexit.register(thread.stop)
+"""
+
+
+def test_thread_ends_without_a_traceback_when_the_program_has_ended_and_its_loop_had_a_pool():
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", UNCLOSED],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

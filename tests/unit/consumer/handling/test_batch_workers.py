@@ -17,6 +17,7 @@ from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import SystemClock
 from support.cluster import eventually
 from support.handling import Client, Crash
+from support.running.eager_tasks import eager_tasks
 
 
 def workers_of(
@@ -336,3 +337,16 @@ async def test_message_that_asks_too_often_is_buried_alone_of_a_batch():
         ("buried", 0),
         ("retried", 1),
     ]
+
+
+async def test_batches_are_handled_when_the_event_loop_takes_first_steps_at_once():
+    batches: list[int] = []
+
+    async def handle(messages: list[Message]) -> None:
+        batches.append(len(messages))
+        await asyncio.sleep(0)
+
+    asyncio.get_running_loop().set_task_factory(eager_tasks)
+    client = await handled_by(handle, [b"k%d" % number for number in range(20)])
+    assert sum(batches) == 20
+    assert sorted(client.handled) == list(range(20))

@@ -20,6 +20,7 @@ def threaded(
     handler: Any, count: int = 2, *, forked: bool = False, **settings: Any
 ) -> tuple[Workers, HandlerThreads]:
     threads = HandlerThreads(handler, count, forked=lambda: forked)
+    threads.start()
     workers = workers_of(threads.run, concurrency=count, **settings)
     threads.ends = lambda: workers.ends(asyncio.current_task())
     return workers, threads
@@ -136,6 +137,7 @@ async def test_thread_ends_when_it_returns_in_a_forked_child():
     loop = asyncio.get_running_loop()
     before = set(threading.enumerate())
     threads = HandlerThreads(lambda message: message, 1, forked=lambda: True)
+    threads.start()
     (thread,) = set(threading.enumerate()) - before
     future: asyncio.Future[Any] = loop.create_future()
     threads._jobs.put((7, future, loop))
@@ -156,6 +158,7 @@ class Patched:
 async def test_consumer_ends_with_advice_when_its_handlers_have_no_thread():
     """The handler that waits is not failed, and ends with its worker; so does each later one."""
     threads, errors = HandlerThreads(lambda message: message, 2, forked=lambda: False), []
+    threads.start()
     threads.on_end = errors.append
     assert await threads.run(7) == 7
     _break(threads)

@@ -1,5 +1,7 @@
 """Blocks of rows that `send_arrow` cuts of what it is given, without a broker."""
 
+import subprocess
+import sys
 from typing import ClassVar
 
 import numpy as np
@@ -87,3 +89,29 @@ def test_columns_of_one_name_are_refused():
     frame = pd.DataFrame([["a", "b"], ["c", "d"]], columns=["v", "v"])
     with pytest.raises(InvalidRequestError, match="Duplicate column names"):
         block_of(frame)
+
+
+AFTER_MAIN = """
+import asyncio, threading
+import pyarrow as pa
+from keylane.producer.tables.arrow import ArrowSource
+
+rows = pa.table({"v": ["a", "b"]}).to_reader(max_chunksize=1)
+
+async def read() -> None:
+    print([len(blocks) async for blocks in ArrowSource(rows, key=None, value="v").stream()])
+
+def work() -> None:
+    threading.main_thread().join()
+    asyncio.run(read())
+
+threading.Thread(target=work).start()
+"""
+
+
+def test_stream_is_read_in_a_thread_that_outlives_the_main_thread():
+    """No pool takes work any more."""
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER_MAIN], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr) == ("[1, 1]\n", "")
