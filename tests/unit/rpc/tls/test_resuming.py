@@ -159,6 +159,28 @@ async def test_times_of_a_session_are_those_of_the_first_handshake(
         assert context._sessions[HOST].until_s == until_s
 
 
+async def test_client_looks_at_a_session_once_for_a_whole_handshake(
+    shelf: CertificateShelf,
+) -> None:
+    """Each look leaves a copy in memory for good, with versions of Python that are in use (gh-116810)."""
+    context = client_context(shelf.client)
+    looks: list[object] = []
+
+    class Looked(context.sslobject_class):  # type: ignore[name-defined, misc]
+        @property
+        def session(self) -> object:
+            looks.append(self)
+            return super().session
+
+    context.sslobject_class = Looked
+    async with serving(ServerTls(shelf.serving()).context) as port:
+        assert not await is_resumed(context, port, BLOCK)
+        assert len(looks) == 1
+        for _ in range(3):
+            assert await is_resumed(context, port, BLOCK)
+    assert len(looks) == 1
+
+
 async def test_sessions_have_a_limit(shelf: CertificateShelf) -> None:
     context = client_context(shelf.client)
     async with serving(ServerTls(shelf.serving()).context) as port:
@@ -167,6 +189,8 @@ async def test_sessions_have_a_limit(shelf: CertificateShelf) -> None:
         for number in range(NAMES_MAX * 2):
             context._sessions[f"host-{number}"] = kept
         assert not await is_resumed(client_context(shelf.client), port)
+        del context._sessions[HOST]
+        assert not await is_resumed(context, port)
         assert await is_resumed(context, port)
     assert len(context._sessions) == NAMES_MAX
 
