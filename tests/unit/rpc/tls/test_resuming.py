@@ -14,7 +14,7 @@ import uvloop
 from keylane.protocol.errors import CertificateFileError
 from keylane.protocol.http.tls_settings import TlsSettings
 from keylane.rpc.tls import resuming
-from keylane.rpc.tls.contexts import ClientContexts, ServerTls, client_context
+from keylane.rpc.tls.contexts import SHARED_MAX, ClientContexts, ServerTls, client_context
 from keylane.rpc.tls.resuming import NAMES_MAX, READ_BYTES, ResumingContext
 from keylane.rpc.tls.settings import ServingSettings
 from support.access.certificates import CertificateShelf
@@ -228,6 +228,16 @@ def test_clients_with_the_same_files_share_sessions_and_others_do_not(
     assert first.of("a.example:1") is context
     first.renew(shelf.client)
     assert first.of("a.example:1") is not context
+
+
+def test_client_has_contexts_of_the_addresses_that_it_used_last(shelf: CertificateShelf) -> None:
+    """Brokers come back at other addresses: a client of months kept a context of each, of 17 KiB and more."""
+    contexts = ClientContexts(shelf.client)
+    first = contexts.of("a.example:1")
+    for number in range(2 * SHARED_MAX):
+        contexts.of(f"b.example:{number}")
+        assert contexts.of("a.example:1") is first
+    assert len(contexts._of) == SHARED_MAX
 
 
 @pytest.mark.parametrize("change", ["other", "empty", "gone"])
