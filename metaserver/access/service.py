@@ -202,7 +202,8 @@ class AccessService:
                 cluster=self.book.cluster,
                 key=self._key.key_id,
                 principal=caller.principal,
-                version=self.book.version,
+                # Of the rights: those of the book may have changed while the body of the call came.
+                version=caller.version or self.book.version,
                 ends_at_ms=self._end_of(caller),
                 grants=caller.grants,
                 holder=holder,

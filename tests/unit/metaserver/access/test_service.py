@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,6 +44,17 @@ def test_capability_is_refused_when_it_has_more_rights_than_a_header_holds() -> 
     caller = service.book.caller_named("jwt:ann", tuple(service.book.grants))
     with pytest.raises(OverloadedError, match="with those of its 20 groups"):
         service.sign(caller)
+
+
+def test_capability_has_the_version_of_its_rights_when_the_book_has_changed_since() -> None:
+    """Brokers believed rights that were revoked while the call for the capability was under way."""
+    service = service_of(1)
+    service.book = replace(service.book, version=7)
+    caller = service.book.caller_named("group:0")
+    service.book = AccessBook(cluster="c", version=8)
+    capability, _packed, _signature = parts_of(service.sign(caller, bytes(32)))
+    assert capability.version == 7
+    assert capability.grants == caller.grants
 
 
 class OverlappingReads:
