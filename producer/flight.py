@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from typing import Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 from ..rpc.network import Gathering
 from .failure import Step
@@ -73,7 +74,7 @@ class Pushed(Protocol):
 class BrokerFlight:
     """The partitions of one broker that have a batch in flight, and those that wait for an answer of it."""
 
-    __slots__ = ("_loop", "_timer", "_waiting", "partitions")
+    __slots__ = ("__weakref__", "_loop", "_timer", "_waiting", "partitions")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -133,7 +134,8 @@ class Turn:
         """The last turn sent a single message, and this one none before its end."""
         self._hurried = False
         self._due: dict[Pushed, None] = {}
-        self._flights: dict[str | None, BrokerFlight] = {}
+        self._flights: WeakValueDictionary[str | None, BrokerFlight] = WeakValueDictionary()
+        """By address; executors hold those of brokers that they send to, and brokers come back at other addresses."""
 
     def begin(self) -> None:
         """Have `ended` called at the end of this turn."""

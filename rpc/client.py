@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
@@ -319,20 +320,36 @@ class MetaClient(Metaservers):
 
 
 class BrokerClient:
-    """Calls to one broker; its channel opens with the first data call, and again after it broke."""
+    """
+    Calls to one broker; its channel opens with the first data call, and again after it broke.
+
+    Args:
+        on_opening: called before a channel is opened.
+    """
 
     def __init__(
-        self, network: Network, address: str, *, timeout_ms: int = CALL_TIMEOUT_MS
+        self,
+        network: Network,
+        address: str,
+        *,
+        timeout_ms: int = CALL_TIMEOUT_MS,
+        on_opening: Callable[[BrokerClient], object] = lambda _client: None,
     ) -> None:
         self.address = address
         self._network = network
         self._timeout_ms = timeout_ms
+        self._on_opening = on_opening
         self._asking = Asking(network)
         self._channel: Channel | None = None
         self._opening = asyncio.Lock()
         self._queued = 0
         """Calls that wait for the lock, or have it."""
         self._pulls = asyncio.Semaphore(PULLS_AT_ONCE_MAX)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if there is no open channel, and no call waits for one."""
+        return not self._queued and (self._channel is None or self._channel.closed)
 
     @property
     def live_channel(self) -> Channel | None:
@@ -349,6 +366,8 @@ class BrokerClient:
         try:
             async with self._opening:
                 if self._channel is None or self._channel.closed:
+                    self._channel = None  # one that has ended keeps buffers of its connection
+                    self._on_opening(self)
                     opening = self._network.open_channel(self.address, timeout_ms=self._timeout_ms)
                     self._channel = await opening
                 return self._channel

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from ..protocol.access.tokens import check_token
 from ..protocol.errors import (
@@ -31,12 +32,53 @@ WAIT_S_MAX = 86_400
 READY_POLL_S = 0.1
 AT_ONCE_MAX = 64
 """Calls by HTTP of one `in_turns` that are under way at once, each with a connection: a server has 1,000 for all clients."""
+KEPT_MIN = 16
+"""With fewer clients of brokers, none is looked at whether it can go."""
 A = TypeVar("A")
 R = TypeVar("R")
 
 
 async def _nothing() -> None:
     """Begin nothing."""
+
+
+class BrokerClients:
+    """
+    The clients of brokers, by address.
+
+    Brokers come back at other addresses, as those in containers do.  So a client that is not in use and has no open
+    connection goes when many others have come since.
+    """
+
+    def __init__(self) -> None:
+        self._known: WeakValueDictionary[str, BrokerClient] = WeakValueDictionary()
+        self._kept: dict[str, BrokerClient] = {}
+        """Those that have a connection, or had one lately."""
+        self._look_at = KEPT_MIN
+
+    def at(self, network: Network, address: str, *, timeout_ms: int) -> BrokerClient:
+        """The client of the broker at `address`, the same object for as long as it is in use."""
+        client = self._known.get(address)
+        if client is None:
+            if len(self._kept) >= self._look_at:
+                self._let_go()
+            client = BrokerClient(network, address, timeout_ms=timeout_ms, on_opening=self._keep)
+            self._known[address] = client
+            self._keep(client)
+        return client
+
+    def values(self) -> list[BrokerClient]:
+        """All of them."""
+        return list(self._known.values())
+
+    def _keep(self, client: BrokerClient) -> None:
+        self._kept[client.address] = client
+
+    def _let_go(self) -> None:
+        self._kept = {
+            address: client for address, client in self._kept.items() if not client.is_idle
+        }
+        self._look_at = max(KEPT_MIN, 2 * len(self._kept))
 
 
 class Connections:
@@ -85,7 +127,7 @@ class Connections:
         self._kind: Hashable = None
         """TLS and token of `_own`, as the environment named them when it was made."""
         self._timeout_ms = timeout_ms
-        self._brokers: dict[str, BrokerClient] = {}
+        self._brokers = BrokerClients()
         self._what = what
         self.home = Home(what)
         self.network: Network | None = None
@@ -107,7 +149,7 @@ class Connections:
         network = self._given or environment_of(None).network
         source = token_source(self.token) if network is None else None
         self.home.enter(self, on_fork)
-        self._brokers = {}
+        self._brokers = BrokerClients()
         self._unwanted = asyncio.Event()
         if network is None:
             try:
@@ -215,15 +257,11 @@ class Connections:
             raise ClosedError(f"the {self._what} is being closed")
 
     def broker_at(self, address: str) -> BrokerClient:
-        """The client of the broker at `host:port`, the same object each time.  Raises ClosedError."""
-        broker = self._brokers.get(address)
-        if broker is None:
-            if self.network is None:  # it was closed while a caller waited
-                self.home.check()
-            assert self.network is not None
-            broker = BrokerClient(self.network, address, timeout_ms=self._timeout_ms)
-            self._brokers[address] = broker
-        return broker
+        """The client of the broker at `host:port`, the same object for as long as it is used.  Raises ClosedError."""
+        if self.network is None:  # it was closed while a caller waited
+            self.home.check()
+        assert self.network is not None
+        return self._brokers.at(self.network, address, timeout_ms=self._timeout_ms)
 
     async def close(self) -> None:
         """
@@ -235,9 +273,9 @@ class Connections:
         if not self.home.here:
             return
         self.home.check()
-        for broker in list(self._brokers.values()):
+        for broker in self._brokers.values():
             await broker.close()
-        self._brokers.clear()
+        self._brokers = BrokerClients()
         if self._own is not None:
             self._throttled_ms += self._own.throttling.waited_ms
             await self._own.close()

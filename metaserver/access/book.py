@@ -88,7 +88,7 @@ class AccessBook:
         given = (self.grants.get(name, ()) for name in (principal, *groups))
         grants = tuple(dict.fromkeys(grant for each in given for grant in each))
         quota = self.quotas.get(principal) or self.quotas.get(EVERYBODY) or NO_QUOTA
-        return Caller(principal, grants, groups, quota, ends_at_ms)
+        return Caller(principal, grants, groups, quota, ends_at_ms, self.version)
 
     def news(self, now_ms: int) -> AccessNews:
         """What brokers have to know."""

@@ -129,6 +129,9 @@ class AccessService:
         self._key_made_ms = 0
         self._own = OwnKey()
         self.book = AccessBook()
+        self._readings = 0
+        self._latest = 0
+        """The number of the reading that `book` is of."""
 
     async def start(self) -> None:
         """Read everything, and store the public key.  Raises StorageError."""
@@ -148,9 +151,14 @@ class AccessService:
                 log.warning("rights are not read anew: %s", error.message)
 
     async def refresh(self) -> None:
-        """Read everything anew.  Raises StorageError."""
+        """Read everything anew: `book` has, from then on, all that was committed before this call.  Raises StorageError."""
+        self._readings += 1
+        number = self._readings
         book = await self._database.read(read_book, self._clock.wall_ms())
-        self.book = book.with_files(self._file_tokens, self._file_grants)
+        # Readings that overlap end in any order.  One that began later has all that this one must have, and perhaps more.
+        if number > self._latest:
+            self._latest = number
+            self.book = book.with_files(self._file_tokens, self._file_grants)
 
     async def _new_key(self) -> None:
         key, now_ms = OwnKey(), self._clock.wall_ms()
@@ -194,7 +202,8 @@ class AccessService:
                 cluster=self.book.cluster,
                 key=self._key.key_id,
                 principal=caller.principal,
-                version=self.book.version,
+                # Of the rights: those of the book may have changed while the body of the call came.
+                version=caller.version or self.book.version,
                 ends_at_ms=self._end_of(caller),
                 grants=caller.grants,
                 holder=holder,

@@ -10,8 +10,8 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Mapping
 from datetime import datetime
-from functools import partial
 from typing import Any, NoReturn
+from weakref import WeakValueDictionary
 
 from ...protocol.batch import encode_batch
 from ...protocol.clock import Clock
@@ -177,10 +177,8 @@ class LaterSending:
         self._settings = settings
         self._clock = clock
         self._rng = rng
-        self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(
-            partial(asyncio.Semaphore, CALLS_MAX)
-        )
-        """By the address of a broker, so that one that hangs holds back its own messages alone."""
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """By the address of a broker, so that one that hangs holds back its own messages alone; of calls under way."""
         self._routes: dict[str, asyncio.Task[Route]] = {}
         """The last question for the route of each subject, while its brokers answer."""
         self._health: asyncio.Task[Health] | None = None
@@ -276,7 +274,10 @@ class LaterSending:
             group = ""
             try:
                 group, address = await self._broker(request.subject, attempt.doubtful)
-                async with self._turns[address]:
+                turn = self._turns.get(address)
+                if turn is None:
+                    turn = self._turns[address] = asyncio.Semaphore(CALLS_MAX)
+                async with turn:
                     if not attempt.doubtful and not self._names(request.subject, group, address):
                         continue  # brokers have come and gone while it waited for its turn
                     settled, attempt.doubtful = attempt.doubtful, group

@@ -18,6 +18,8 @@ class Caller(NamedTuple):
     quota: Quota = NO_QUOTA
     ends_at_ms: int = 0
     """When what it has shown ends, by the metaserver's calendar; 0: not by itself."""
+    version: int = 0
+    """The version of access that the rights are of, where a metaserver says who calls."""
 
     @property
     def is_paced(self) -> bool:

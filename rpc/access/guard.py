@@ -208,6 +208,10 @@ class Guard:
             CALLER.set(caller)
             waited_ms = await self._take_turn(caller, endpoint)
             body, params, size = await read()
+            if self._version() != version:  # a caller may take its time with the body
+                version = self._version()
+                caller = await self.caller(endpoint, authorization, peer)
+                CALLER.set(caller)
             detail = detail_of(body, params)
             targets = await self._targets_of(endpoint, body, params)
             for target in targets:

@@ -131,7 +131,8 @@ class ClientContexts:
         stamps = _stamps_of(tls)
         content, first = _content_of(tls), client_context(tls)
         self._tls, self._stamps, self._content, self._first = tls, stamps, content, first
-        self._of: dict[str, ResumingContext] = {}
+        self._of: OrderedDict[str, ResumingContext] = OrderedDict()
+        """By address; no more than are shared, because brokers come back at other addresses."""
 
     def of(self, address: str) -> ssl.SSLContext:
         """The context of connections to an address."""
@@ -144,8 +145,10 @@ class ClientContexts:
             self._of[address] = context
             if context is not self._first:
                 _shared[known] = context
-            while len(_shared) > SHARED_MAX:
-                _shared.popitem(last=False)
+            for contexts in (_shared, self._of):
+                while len(contexts) > SHARED_MAX:
+                    contexts.popitem(last=False)
+        self._of.move_to_end(address)
         return context
 
     @property

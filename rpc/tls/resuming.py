@@ -57,18 +57,14 @@ class _ResumingObject(BulkObject):
     _fresh = True
 
     def read(self, size: int = 1024, buffer: Any = None) -> Any:
-        """See `ssl.SSLObject.read`; tickets are among the first bytes that are read."""
-        if not self._fresh:
-            return super().read(size, buffer)
-        try:
-            return super().read(size, buffer)
-        finally:
-            session = self.session
-            if session is not None and session.has_ticket:
-                self._fresh = False
-                context = self.context
-                assert isinstance(context, ResumingContext)
-                context.keep(self, session)
+        """See `ssl.SSLObject.read`; a server's tickets come before its first bytes."""
+        taken = super().read(size, buffer)  # raises while nothing has come
+        if self._fresh:
+            self._fresh = False
+            context = self.context
+            assert isinstance(context, ResumingContext)
+            context.take(self)
+        return taken
 
 
 class ResumingContext(ssl.SSLContext):
@@ -91,19 +87,25 @@ class ResumingContext(ssl.SSLContext):
             session = kept.session
         return super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
 
-    def keep(self, connection: ssl.SSLObject, session: ssl.SSLSession) -> None:
-        """Keep the session of a connection for the next one to the same name."""
-        name = str(connection.server_hostname)
+    def take(self, connection: ssl.SSLObject) -> None:
+        """
+        Keep the session of a connection for the next ones to the same name.
+
+        A connection that has resumed one brings nothing new: the session that it was offered is offered again, until its
+        time is over.  Each look at `session` leaves a copy of it in memory for good, with Python before 3.12.7, and with
+        3.13.0 (gh-116810): there is one look for each whole handshake.
+        """
+        if connection.session_reused:
+            return
+        session = connection.session
+        if session is None or not session.has_ticket:
+            return
         now_s = _now_s()
-        if connection.session_reused:  # it rests on the certificate of the one before
-            before = self._sessions.get(name)
-            until_s = before.until_s if before is not None else now_s
-        else:
-            certificate: Any = connection.getpeercert() or {}
-            ends = certificate.get("notAfter")
-            ends_s = ssl.cert_time_to_seconds(ends) if ends else now_s
-            until_s = min(ends_s, now_s + RESUMED_S)
-        self._sessions[name] = _Kept(session, until_s)
+        certificate: Any = connection.getpeercert() or {}
+        ends = certificate.get("notAfter")
+        ends_s = ssl.cert_time_to_seconds(ends) if ends else now_s
+        name = str(connection.server_hostname)
+        self._sessions[name] = _Kept(session, min(ends_s, now_s + RESUMED_S))
         self._sessions.move_to_end(name)
         while len(self._sessions) > NAMES_MAX:
             self._sessions.popitem(last=False)

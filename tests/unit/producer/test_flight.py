@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 
 import pytest
@@ -129,3 +131,14 @@ async def test_turn_flushes_other_channels_when_one_fails() -> None:
     await asyncio.sleep(0)
     assert [channel.flushes for channel in channels] == [1, 1]
     assert [type(fault) for fault in told] == [MemoryError]
+
+
+async def test_turn_forgets_brokers_that_no_executor_sends_to() -> None:
+    """They come back at other addresses."""
+    turn = Turn(asyncio.get_running_loop(), lambda: None)
+    flight = turn.flight("b:1")
+    assert turn.flight("b:1") is flight
+    forgotten = weakref.ref(turn.flight("b:2"))
+    gc.collect()
+    assert forgotten() is None
+    assert list(turn._flights) == ["b:1"]

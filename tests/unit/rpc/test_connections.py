@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
-from keylane.protocol.errors import ClosedError, NotSentError
+from keylane.protocol.errors import ClosedError, NotSentError, UnreachableError
 from keylane.protocol.frames import Append
-from keylane.rpc.connections import AT_ONCE_MAX, Connections, clean_up, in_turns
+from keylane.rpc.connections import AT_ONCE_MAX, KEPT_MIN, Connections, clean_up, in_turns
 from keylane.rpc.http_network import HttpNetwork
 
 
@@ -149,3 +151,44 @@ async def test_calls_in_turns_have_ended_when_the_first_error_is_raised():
     with pytest.raises(NotSentError, match="call 3"):
         await in_turns(call, range(1_000))
     assert not under_way
+
+
+async def test_brokers_that_are_gone_have_no_clients_for_good(serve):
+    """They come back at other addresses: a client of months kept something of each."""
+    connections = Connections(None, timeout_ms=5_000)
+    connections.open()
+    stays, leaves = await serve(), await serve()
+    held = connections.broker_at(leaves.address)
+    for broker in (stays, leaves):
+        await appended(connections, broker.address)
+    channel = weakref.ref(held.live_channel)
+    await leaves.stop()
+    for number in range(10 * KEPT_MIN):
+        with pytest.raises(UnreachableError):
+            await appended(connections, f"127.0.1.{1 + number}:1")
+    with pytest.raises(UnreachableError):
+        await held.call(Append(1))
+    gc.collect()
+    assert channel() is None, "a connection that has ended keeps its buffers"
+    assert len(connections._brokers.values()) <= KEPT_MIN + 2
+    assert connections.broker_at(leaves.address) is held
+    await appended(connections, stays.address)
+    assert stays.connections == 1, "its connection was kept"
+    await connections.close()
+
+
+async def test_connection_is_closed_when_its_client_had_none_for_long(serve):
+    """A holder of the client used it again, after it was let go here."""
+    connections = Connections(None, timeout_ms=5_000)
+    connections.open()
+    broker = await serve()
+    held = connections.broker_at(broker.address)
+    for number in range(2 * KEPT_MIN):
+        connections.broker_at(f"127.0.1.{1 + number}:1")
+    await held.call(Append(1))
+    channel = held.live_channel
+    del held
+    await appended(connections, broker.address)
+    assert broker.connections == 1
+    await connections.close()
+    assert channel.closed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,3 +44,53 @@ def test_capability_is_refused_when_it_has_more_rights_than_a_header_holds() -> 
     caller = service.book.caller_named("jwt:ann", tuple(service.book.grants))
     with pytest.raises(OverloadedError, match="with those of its 20 groups"):
         service.sign(caller)
+
+
+def test_capability_has_the_version_of_its_rights_when_the_book_has_changed_since() -> None:
+    """Brokers believed rights that were revoked while the call for the capability was under way."""
+    service = service_of(1)
+    service.book = replace(service.book, version=7)
+    caller = service.book.caller_named("group:0")
+    service.book = AccessBook(cluster="c", version=8)
+    capability, _packed, _signature = parts_of(service.sign(caller, bytes(32)))
+    assert capability.version == 7
+    assert capability.grants == caller.grants
+
+
+class OverlappingReads:
+    """A database whose reads end when the test says so, each with the book as of its begin."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.ends: list[asyncio.Future[None]] = []
+
+    async def read(self, _work: object, *_arguments: object) -> AccessBook:
+        book = AccessBook(version=self.version)
+        self.ends.append(asyncio.get_running_loop().create_future())
+        await self.ends[-1]
+        return book
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+async def test_access_service_keeps_what_was_granted_when_readings_overlap(
+    order: tuple[int, int],
+) -> None:
+    """A principal was refused what had been granted a moment ago, and a token that had been revoked was valid."""
+    database: Any = OverlappingReads()
+    nothing: Any = None
+    service = AccessService(database, clock=SystemClock(), known={}, audit=nothing)
+    readings = []
+    for version in (1, 2):
+        database.version = version
+        readings.append(asyncio.create_task(service.refresh()))
+        await asyncio.sleep(0)
+    for number in order:
+        database.ends[number].set_result(None)
+        await readings[number]
+    assert service.book.version == 2
+    database.version = 1
+    again = asyncio.create_task(service.refresh())
+    await asyncio.sleep(0)
+    database.ends[-1].set_result(None)
+    await again
+    assert service.book.version == 1, "a database that was restored from a backup counts"

@@ -9,7 +9,7 @@ import pytest
 from keylane.protocol.access.rights import AccessGrant, Rights
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.endpoints import POST_MESSAGES, SCHEDULE_MESSAGES
-from keylane.protocol.errors import InvalidNameError, QuotaExceededError
+from keylane.protocol.errors import AccessDeniedError, InvalidNameError, QuotaExceededError
 from keylane.protocol.frames import Acquire, Authenticate, CancelScheduled, Pull, Schedule
 from keylane.protocol.ids import NAME_CHARS_MAX
 from keylane.rpc.access.caller import AccessTarget, Caller
@@ -109,3 +109,27 @@ async def test_posted_messages_count_against_the_limit_of_their_subject(endpoint
     assert await post(guard, "orders.us") == 0
     servers = guarding(SERVER)
     assert [await post(servers, "orders.eu") for _ in range(2)] == [0, 0]
+
+
+async def test_call_has_the_rights_of_when_its_body_has_come():
+    """A caller may take 30 s with a body: a right that was revoked meanwhile was good for the call."""
+    rights = [SHOP]
+    calls: list[Any] = []
+
+    async def identify(_text: str) -> Caller:
+        return rights[-1]
+
+    async def targets(_endpoint: Any, _body: Any, params: Any) -> list[AccessTarget]:
+        return [AccessTarget(params["subject"])]
+
+    async def read_slowly() -> tuple[bytes, dict[str, str], int]:
+        rights.append(Caller("shop", ()))
+        return b"", {"subject": "orders.eu"}, 0
+
+    async def store(body: Any, _params: Any) -> None:
+        calls.append(body)
+
+    guard = Guard(identify, targets, clock=SystemClock(), version=lambda: len(rights))
+    with pytest.raises(AccessDeniedError):
+        await guard.pass_through(POST_MESSAGES, ["Bearer x"], "10.0.0.1", read_slowly, store)
+    assert calls == []

@@ -14,7 +14,7 @@ import uvloop
 from keylane.protocol.errors import CertificateFileError
 from keylane.protocol.http.tls_settings import TlsSettings
 from keylane.rpc.tls import resuming
-from keylane.rpc.tls.contexts import ClientContexts, ServerTls, client_context
+from keylane.rpc.tls.contexts import SHARED_MAX, ClientContexts, ServerTls, client_context
 from keylane.rpc.tls.resuming import NAMES_MAX, READ_BYTES, ResumingContext
 from keylane.rpc.tls.settings import ServingSettings
 from support.access.certificates import CertificateShelf
@@ -159,6 +159,28 @@ async def test_times_of_a_session_are_those_of_the_first_handshake(
         assert context._sessions[HOST].until_s == until_s
 
 
+async def test_client_looks_at_a_session_once_for_a_whole_handshake(
+    shelf: CertificateShelf,
+) -> None:
+    """Each look leaves a copy in memory for good, with versions of Python that are in use (gh-116810)."""
+    context = client_context(shelf.client)
+    looks: list[object] = []
+
+    class Looked(context.sslobject_class):  # type: ignore[name-defined, misc]
+        @property
+        def session(self) -> object:
+            looks.append(self)
+            return super().session
+
+    context.sslobject_class = Looked
+    async with serving(ServerTls(shelf.serving()).context) as port:
+        assert not await is_resumed(context, port, BLOCK)
+        assert len(looks) == 1
+        for _ in range(3):
+            assert await is_resumed(context, port, BLOCK)
+    assert len(looks) == 1
+
+
 async def test_sessions_have_a_limit(shelf: CertificateShelf) -> None:
     context = client_context(shelf.client)
     async with serving(ServerTls(shelf.serving()).context) as port:
@@ -167,6 +189,8 @@ async def test_sessions_have_a_limit(shelf: CertificateShelf) -> None:
         for number in range(NAMES_MAX * 2):
             context._sessions[f"host-{number}"] = kept
         assert not await is_resumed(client_context(shelf.client), port)
+        del context._sessions[HOST]
+        assert not await is_resumed(context, port)
         assert await is_resumed(context, port)
     assert len(context._sessions) == NAMES_MAX
 
@@ -204,6 +228,16 @@ def test_clients_with_the_same_files_share_sessions_and_others_do_not(
     assert first.of("a.example:1") is context
     first.renew(shelf.client)
     assert first.of("a.example:1") is not context
+
+
+def test_client_has_contexts_of_the_addresses_that_it_used_last(shelf: CertificateShelf) -> None:
+    """Brokers come back at other addresses: a client of months kept a context of each, of 17 KiB and more."""
+    contexts = ClientContexts(shelf.client)
+    first = contexts.of("a.example:1")
+    for number in range(2 * SHARED_MAX):
+        contexts.of(f"b.example:{number}")
+        assert contexts.of("a.example:1") is first
+    assert len(contexts._of) == SHARED_MAX
 
 
 @pytest.mark.parametrize("change", ["other", "empty", "gone"])
