@@ -41,9 +41,9 @@ from .batches import (
     everything,
     finished,
     first_offset,
-    lineage_groups,
     lost_ranges,
     next_offset,
+    task_ranges,
 )
 from .handover import lost_behind
 from .limits import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -370,20 +370,9 @@ class _Driver:
             view = self._view = await self._look(first, reached=stop)
         check_subjects(begin, self._watch.subjects)
         check_subjects(stop, self._watch.subjects)
-        # Tasks are made of what the batch had at first: a sink knows rows again by the number of their task, so what
-        # retention has removed since moves no other rows into another task.
         ranges = batch_ranges(view, begin, stop)
         _check_read(view, ranges)
-        tasks: list[list[BatchRange]] = []
-        rows_of_last = 0
-        for group in lineage_groups(view, ranges):
-            rows = sum(each.end - each.start for each in group)
-            if tasks and rows + rows_of_last <= TASK_ROWS:
-                tasks[-1] += group
-                rows_of_last += rows
-            else:
-                tasks.append(group)
-                rows_of_last = rows
+        tasks = task_ranges(view, ranges, rows_max=TASK_ROWS)
         return [StreamTask(self._planned(view, task)) for task in tasks]
 
     def _planned(self, view: View, task: Sequence[BatchRange]) -> tuple[PlannedRange, ...]:

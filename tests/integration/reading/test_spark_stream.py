@@ -518,6 +518,7 @@ def test_batch_0_is_replayed_as_lost_when_all_that_it_had_has_expired(cluster, a
     with streaming(meta, "flights", **asked) as reader:
         killed = Query(reader)
         assert killed.construct()
+        tasks = len(reader.partitions(reader.initialOffset(), killed.checkpoint[0]))
     resize(cluster, "flights", 2)
     asyncio.run(send(meta, "filler", range(3_000)))
     cluster.brokers[0].kill()  # it looks for what to remove when it starts
@@ -533,6 +534,7 @@ def test_batch_0_is_replayed_as_lost_when_all_that_it_had_has_expired(cluster, a
     with streaming(meta, "flights", failOnDataLoss="false", **asked) as reader:
         again = Query(reader, killed.checkpoint)
         again.run()
+        assert len(reader.partitions(reader.initialOffset(), killed.checkpoint[0])) == tasks == 1
         asyncio.run(send(meta, "flights", range(20, 40)))
         again.all()
         assert again.batches[0] == []
