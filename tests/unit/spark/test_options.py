@@ -200,7 +200,7 @@ def test_cuts_are_refused_where_order_is_needed():
 
 
 def test_group_that_follows_is_refused_when_only_some_keys_are_read():
-    """Its cursors would pass the messages of the other keys, which nobody has read."""
+    """Its cursors would pass the messages of the other keys, which no one has read."""
     with pytest.raises(ConfigError, match="commitGroup: its cursors would pass") as caught:
         parse_options(LEAST | {"keys": "a", "commitGroup": "spark"}, now_ms=NOW_MS)
     assert caught.value.details.keys() == {"commitGroup"}
