@@ -140,6 +140,10 @@ def _contradictions(values: Mapping[str, Any]) -> dict[str, str]:
                 problems[name] = "cuts partitions, which breaks the order that `ordered` asks for"
     if values.get("start", EARLIEST).manifest and len(values.get("subjects", ())) > 1:
         problems["start"] = "a backfill is of one subject"
+    if "keys" in values and "commit_group" in values:
+        problems["commitGroup"] = (
+            "its cursors would pass the messages of all keys that `keys` leaves out; filter behind the read in place of `keys`"
+        )
     start, end = values.get("start", EARLIEST).point, values.get("end", LATEST).point
     if isinstance(start, StoredAt) and isinstance(end, StoredAt) and end.at_ms < start.at_ms:
         problems["end"] = "before the start"
@@ -212,15 +216,15 @@ def _bound(text: str, default: ReadBound, now_ms: int) -> ReadBound:
     if not text.startswith("{"):
         return ReadBound(_point(text, now_ms))
     try:
-        points = json.loads(text)
+        points = json.loads(text, object_pairs_hook=list)
     except (ValueError, RecursionError):
         points = None
-    if not isinstance(points, dict) or not points:
+    if not points:
         raise ValueError(f'{{"<partition id>": offset}} is wanted, not {text!r:.80}')
-    return ReadBound(
-        default.point,
-        {_partition_id(name): _point(point, now_ms) for name, point in points.items()},
-    )
+    by_partition = {_partition_id(name): _point(point, now_ms) for name, point in points}
+    if len(by_partition) != len(points):
+        raise ValueError(f"a partition is named twice in {text!r:.80}")
+    return ReadBound(default.point, by_partition)
 
 
 def _point(given: object, now_ms: int) -> Point:

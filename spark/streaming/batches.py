@@ -205,6 +205,28 @@ def lineage_groups(view: View, ranges: Sequence[BatchRange]) -> list[list[BatchR
     return list({id(group): group for group in group_of.values()}.values())
 
 
+def task_ranges(
+    view: View, ranges: Sequence[BatchRange], *, rows_max: int
+) -> list[list[BatchRange]]:
+    """
+    The ranges of each task: groups that continue each other stay together, and small ones share a task up to `rows_max`.
+
+    A sink knows rows again by the number of their task, so tasks are made of all that the batch had at first: what retention
+    has removed since moves no other rows into another task.
+    """
+    tasks: list[list[BatchRange]] = []
+    rows_of_last = 0
+    for group in lineage_groups(view, ranges):
+        rows = sum(each.end - each.start for each in group)
+        if tasks and rows + rows_of_last <= rows_max:
+            tasks[-1] = tasks[-1] + group
+            rows_of_last += rows
+        else:
+            tasks.append(group)
+            rows_of_last = rows
+    return tasks
+
+
 def shares(counts: Mapping[int, int], rows_max: int | None, *, turn: int) -> dict[int, int]:
     """
     The messages that a batch takes of each partition: by how many there are, at least one, `rows_max` together.

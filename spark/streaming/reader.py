@@ -26,6 +26,7 @@ from ...arrow.selection import Edge, ReadOptions
 from ...protocol.errors import (
     CheckpointMismatchError,
     DataLossError,
+    KeylaneError,
     NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
@@ -40,9 +41,9 @@ from .batches import (
     everything,
     finished,
     first_offset,
-    lineage_groups,
     lost_ranges,
     next_offset,
+    task_ranges,
 )
 from .handover import lost_behind
 from .limits import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -85,7 +86,12 @@ class KeylaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ── on the driver ────────────────────────────────────────────────────────────────────────────────
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - a name of PySpark
-        """Where batch 0 begins; the same in each call of one reader."""
+        """
+        Where batch 0 begins; the same in each call of one reader.
+
+        What stands against the start is raised when a batch is asked for behind it: a batch 0 that is replayed begins where
+        its checkpoint says.
+        """
         return self._call(lambda driver: driver.initial())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - a name of PySpark
@@ -154,6 +160,9 @@ class _Driver:
         self._watch = Watch(options)
         self._progress: GroupProgress | None = None
         self._initial: dict[str, Any] | None = None
+        self._start_error: KeylaneError | None = None
+        """Why no batch can begin where the options ask for."""
+        self._asked_for_everything = False
         self._view: View | None = None
         self._ends: dict[int, int] | None = None
         self._target: dict[int, int] | None = None
@@ -183,12 +192,28 @@ class _Driver:
             self._progress = self._watch.progress_of(self._options.commit_group)
 
     async def initial(self) -> dict[str, Any]:
-        """Where batch 0 begins."""
+        """
+        Where batch 0 begins.
+
+        Raises:
+            DataLossError, PartitionUnknownError, OffsetOutOfRangeError: what the options ask for is not there, and a Spark
+                that tells no start has a new batch 0 for it.
+        """
         if self._initial is None:
-            view = await self._watch.look()
-            begins = await self._begins(view)
-            self._initial = to_json(first_offset(view, begins, self._watch.subjects))
+            await self._fix_initial()
+        if self._start_error is not None and self._asked_for_everything:
+            raise self._start_error
+        assert self._initial is not None
         return self._initial
+
+    async def _fix_initial(self) -> None:
+        view = await self._watch.look()
+        begins: dict[int, int] = {}
+        try:
+            begins = await self._begins(view)
+        except (DataLossError, PartitionUnknownError, OffsetOutOfRangeError) as error:
+            self._start_error = error
+        self._initial = to_json(first_offset(view, begins, self._watch.subjects))
 
     async def _begins(self, view: View) -> dict[int, int]:
         """The start that the options ask for, which has to be stored."""
@@ -219,6 +244,8 @@ class _Driver:
     async def latest(self, start: dict[str, Any], rows_max: int | None) -> dict[str, Any]:
         """The end of the batch that begins at `start`."""
         offset = from_json(start)
+        if offset.initial and self._start_error is not None:
+            raise self._start_error
         if self._idle:
             await asyncio.sleep(POLL_S)
         view = self._view = await self._look(offset, reached=offset)
@@ -263,10 +290,10 @@ class _Driver:
 
         A stream that goes on from its checkpoint needs it no more.  Of another one Spark asks for it next: `initial` raises.
         """
-        try:
-            return from_json(await self.initial())
-        except (DataLossError, PartitionUnknownError):
-            return None
+        if self._initial is None:
+            await self._fix_initial()
+        self._asked_for_everything = True
+        return None if self._start_error is not None else from_json(self._initial)
 
     async def fix_target(self) -> None:
         """Fix where a run with Trigger.AvailableNow ends."""
@@ -335,37 +362,27 @@ class _Driver:
         if start == end:
             return []
         begin, stop = from_json(start), from_json(end)
+        if begin.initial and stop.origin is None and self._start_error is not None:
+            raise self._start_error
         view = self._view
         if view is None:
             first = stop.origin if begin.initial and stop.origin is not None else begin
             view = self._view = await self._look(first, reached=stop)
         check_subjects(begin, self._watch.subjects)
         check_subjects(stop, self._watch.subjects)
-        ranges = [
-            kept
-            for each in batch_ranges(view, begin, stop)
-            if (kept := self._kept(view, each)) is not None
-        ]
-        tasks: list[list[PlannedRange]] = []
-        for group in lineage_groups(view, ranges):
-            planned = [_planned(view, each) for each in group]
-            rows = sum(each.end - each.start for each in planned)
-            if tasks and rows + sum(each.end - each.start for each in tasks[-1]) <= TASK_ROWS:
-                tasks[-1] += planned
-            else:
-                tasks.append(planned)
-        return [StreamTask(tuple(task)) for task in tasks]
+        ranges = batch_ranges(view, begin, stop)
+        _check_read(view, ranges)
+        tasks = task_ranges(view, ranges, rows_max=TASK_ROWS)
+        return [StreamTask(self._planned(view, task)) for task in tasks]
+
+    def _planned(self, view: View, task: Sequence[BatchRange]) -> tuple[PlannedRange, ...]:
+        """What is stored of the ranges of a task."""
+        kept = (self._kept(view, each) for each in task)
+        return tuple(_planned(view, each) for each in kept if each is not None)
 
     def _kept(self, view: View, wanted: BatchRange) -> BatchRange | None:
         """What is stored of a range; None: nothing."""
-        branch = view.lineage.branches.get(wanted.partition_id)
-        if branch is None:
-            raise CheckpointMismatchError(
-                f"the checkpoint has partition {wanted.partition_id}, which the stream does not read",
-                partition_id=wanted.partition_id,
-                offset=wanted.start,
-            )
-        if branch.gone:
+        if view.lineage.branches[wanted.partition_id].gone:
             self._lose(view, LostRange(wanted.partition_id, wanted.start, wanted.end))
             return None
         stored = view.stored.get(wanted.partition_id)
@@ -392,6 +409,17 @@ def _too_little(view: View, reached: StreamOffset) -> CheckpointMismatchError | 
                 next_offset=stored.end,
             )
     return None
+
+
+def _check_read(view: View, ranges: Sequence[BatchRange]) -> None:
+    """Raises CheckpointMismatchError: a range is of a partition that the stream does not read."""
+    for wanted in ranges:
+        if wanted.partition_id not in view.lineage.branches:
+            raise CheckpointMismatchError(
+                f"the checkpoint has partition {wanted.partition_id}, which the stream does not read",
+                partition_id=wanted.partition_id,
+                offset=wanted.start,
+            )
 
 
 def _planned(view: View, wanted: BatchRange) -> PlannedRange:

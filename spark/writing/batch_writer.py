@@ -4,10 +4,13 @@ writer()   driver   the hidden subject is made
 write()    tasks    rows of the task, numbered; a retry or a second attempt stores nothing twice
 commit()   driver   as many messages as rows: published in the target, once
 abort()    driver   the hidden subject is deleted
+
+A job with a name that is published already (`once.py`) goes the same way, and stores nothing.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import secrets
 from collections.abc import Iterator
@@ -28,6 +31,7 @@ from ..schema import key_was_read
 from .guard import guarded_columns
 from .hidden import HiddenSubject
 from .job import TaskReport, WriteOptions, check_job, check_unused, parse_write_options
+from .once import make_once
 from .running import run_with_network
 from .schema import check_columns
 from .task import write_task
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyspark.sql.types import StructType
+
+log = logging.getLogger("keylane.spark")
 
 
 @dataclass
@@ -51,9 +57,11 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, *, job: str, started_at_ns: int) -> None:
         self.options = options
         self.job = job
-        self.hidden = options.hidden or hidden_name(options.subject, job)
+        self.hidden = options.hidden or hidden_name(options.subject, options.once or job)
         self._started_at_ns = started_at_ns
         self._subject_id = 0
+        self._is_published = False
+        """An earlier run of the job has published its rows."""
 
     @classmethod
     def begin(
@@ -83,6 +91,9 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
     async def _make(self, network: Network) -> None:
         since = datetime.fromtimestamp(self._started_at_ns // 1_000_000_000, UTC).isoformat()
         filler = f"a write of Spark that began at {since}, job {self.job}"
+        if self.options.once:
+            await self._make_once(network, filler)
+            return
         subject = HiddenSubject(network, self.options, self.hidden, filled_by=filler)
         try:
             self._subject_id = (await subject.make()).route.subject_id
@@ -93,8 +104,25 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         if self.options.hidden:
             check_unused(self.hidden, self.options.subject, await subject.stored())
 
+    async def _make_once(self, network: Network, filler: str) -> None:
+        def subject_of(name: str, subject_id: int) -> HiddenSubject:
+            return HiddenSubject(
+                network, self.options, name, subject_id=subject_id, filled_by=filler
+            )
+
+        self.hidden, self._subject_id = await make_once(
+            self.hidden, subject_of, timeout_ms=self.options.timeout_ms, clock=SystemClock()
+        )
+        self._is_published = not self._subject_id
+        if self._is_published:
+            log.info("job %s of %s was published before", self.options.once, self.options.subject)
+
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskDone:
         """Write the rows of one task."""
+        if self._is_published:
+            for _ in iterator:  # Spark sends the rows all the same
+                pass
+            return TaskDone(TaskReport(task=0))
         context = TaskContext.get()
         task = context.partitionId() if context is not None else 0
 
@@ -117,6 +145,8 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish what the tasks have written; a repeat changes nothing."""
+        if self._is_published:
+            return
         reports = [each.report for each in messages if isinstance(each, TaskDone)]
 
         async def work(network: Network) -> None:
@@ -136,6 +166,8 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Delete what the tasks have written."""
+        if self._is_published:
+            return
 
         async def work(network: Network) -> None:
             await self._filled(network).delete()

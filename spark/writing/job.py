@@ -10,6 +10,7 @@ Invariants
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,13 +35,25 @@ from ..securing import NAMES as SECURING
 from ..securing import path_of, secured_of, token_path_of
 
 Order = Literal["auto", "required", "none"]
-NAMES = ("meta", "subject", "partitions", "order", "hidden", "publish", "timeoutMs", *SECURING)
+NAMES = (
+    "meta",
+    "subject",
+    "partitions",
+    "order",
+    "once",
+    "hidden",
+    "publish",
+    "timeoutMs",
+    *SECURING,
+)
 SPARK_ADDS = ("path", "checkpointlocation", "provider", "owner", "querycontext")
 """Options that Spark hands over and that are not ours; and every one that begins with `option.`."""
 SQL_WRITES = (
     "INSERT and CREATE TABLE … AS SELECT of SQL hand a write no options, also not those of the table: "
     'write by frame.write.format("keylane")'
 )
+ONCE_CHARS_MAX = 100
+_ONCE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)/([0-9]+)")
 TIMEOUT_MS = 120_000
 TIMEOUT_MS_MAX = 3_600_000
 
@@ -56,6 +69,7 @@ class WriteOptions:
         order       auto: rows with columns partition (or queue) and offset have to rise   auto
                     and a key that was read has to come with them
                     required: they have to be there; none: they are not looked at
+        once        name and number of a batch job, as landing/17: published once, however often it is run
         hidden      name of the hidden subject that a batch job fills                      SUBJECT.hidden-<id>
         publish     false: fill `hidden`, and leave it hidden                              true
         timeoutMs   how long a task, or the commit, waits for a broker or the metaserver   120000
@@ -66,6 +80,8 @@ class WriteOptions:
     subject: Subject
     partitions: int = 0
     order: Order = "auto"
+    once: str = ""
+    """The job that the option names, as a part of the name of its hidden subject."""
     hidden: str = ""
     publish: bool = True
     timeout_ms: int = TIMEOUT_MS
@@ -102,6 +118,9 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
     values["secured"] = secured_of(paths, problems)
     if not problems and values.get("publish") is False and "hidden" not in values:
         problems["hidden"] = "required with publish=false"
+    if "once" in values:
+        for name in {"hidden", "publish"} & values.keys():
+            problems[name] = "a job with `once` has a hidden subject of its own, and publishes it"
     if problems:
         described = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
         if not options.keys() & known:
@@ -122,6 +141,17 @@ def _order(text: str) -> str:
     return text.lower()
 
 
+def _job_of(once: str) -> str:
+    """The job that the option `once` names: of `landing/17` it is `landing-17`."""
+    match = _ONCE.fullmatch(once)
+    if match is None or len(once) > ONCE_CHARS_MAX:
+        # Without a number all batches of a query would be one job, of which the first alone is published.
+        raise ValueError(
+            f"a name and the number of the batch are wanted, as landing/17, not {once!r:.80}"
+        )
+    return f"{match[1]}-{int(match[2])}"
+
+
 def _flag(text: str) -> bool:
     if text.lower() not in {"true", "false"}:
         raise ValueError(f"true or false is wanted, not {text!r:.80}")
@@ -133,6 +163,7 @@ _PARSERS: Mapping[str, Callable[[str], object]] = {
     "subject": lambda text: Subject(check_name("subject", text)),
     "partitions": lambda text: _whole(text, 1, PARTITIONS_MAX),
     "order": _order,
+    "once": _job_of,
     "hidden": lambda text: check_name("subject", text),
     "publish": _flag,
     "timeoutMs": lambda text: _whole(text, 1, TIMEOUT_MS_MAX),

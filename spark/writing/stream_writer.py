@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
-NOT_OF_STREAMS = ("partitions", "hidden", "publish")
+NOT_OF_STREAMS = ("partitions", "once", "hidden", "publish")
 
 
 class KeylaneStreamWriter(DataSourceStreamArrowWriter):

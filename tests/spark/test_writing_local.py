@@ -140,6 +140,32 @@ def test_replayed_micro_batch_is_stored_once(spark, file_cluster, rows, tmp_path
     assert numbers(spark, file_cluster.meta, "stream") == Counter(range(COUNT))
 
 
+def test_replayed_batch_of_foreach_is_published_once_when_it_has_a_name(
+    spark, file_cluster, rows, tmp_path, write
+):
+    """Spark calls the function again with the same number; the rows of the job, and no others, are there."""
+    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+    rows.write.parquet(str(source))
+    asyncio.run(file_cluster.create("named", partitions=2))
+    called: list[int] = []
+
+    def store(frame: DataFrame, number: int) -> None:
+        called.append(number)
+        write(frame, "named", once=f"named-1/{number}")
+
+    def run() -> None:
+        frame = spark.readStream.schema(rows.schema).parquet(str(source))
+        writer = frame.writeStream.foreachBatch(store).trigger(availableNow=True)
+        writer.option("checkpointLocation", str(checkpoint)).start().awaitTermination()
+
+    run()
+    for commit in Path(checkpoint, "commits").glob("*0*"):
+        commit.unlink()
+    run()
+    assert called == [0, 0]
+    assert numbers(spark, file_cluster.meta, "named") == Counter(range(COUNT))
+
+
 def test_wrong_write_says_so_before_it_runs(spark, file_cluster, rows, write):
     """Columns, mode, options, a subject that is not there, a column that was dropped."""
     for frame, mode, options, kind in (

@@ -328,7 +328,7 @@ def test_start_beyond_the_end_is_refused(shared_cluster, subject):
         streaming(shared_cluster.meta, subject, start=json.dumps({number: 9_999})) as reader,
         pytest.raises(OffsetOutOfRangeError, match="start: offset 9999") as caught,
     ):
-        reader.initialOffset()
+        Query(reader).construct()
     assert (caught.value.partition_id, caught.value.offset) == (number, 9_999)
 
 
@@ -487,7 +487,7 @@ def test_stream_goes_on_from_its_checkpoint_when_a_partition_of_its_options_has_
             source.reader(source.schema())
     with streaming(meta, "flights", **first) as reader:
         with pytest.raises(DataLossError) as caught:
-            reader.initialOffset()
+            Query(reader).construct()
         details = caught.value.details
         assert [details[name] for name in ("partition_id", "offset", "lost_until")] == [1, 5, 20]
     with streaming(meta, "flights", start='{"1": 20}') as reader:
@@ -498,6 +498,53 @@ def test_stream_goes_on_from_its_checkpoint_when_a_partition_of_its_options_has_
         streaming(meta, "flights", partitions="1") as reader,
         pytest.raises(PartitionUnknownError),
     ):
-        reader.initialOffset()
+        Query(reader).construct()
     with pytest.raises(PartitionUnknownError):
         source_of(meta, "flights", start='{"99": 5}').schema()
+
+
+@pytest.mark.cluster(
+    brokers=1,
+    meta_settings="expire_ms = 200\n",
+    broker_settings="segment_bytes = 16384\nretention_bytes = 32768\n",
+)
+@pytest.mark.parametrize("asked", [{"partitions": "1"}, {"start": '{"1": 5}'}], ids=str)
+def test_batch_0_is_replayed_as_lost_when_all_that_it_had_has_expired(cluster, asked):
+    """What the checkpoint says was there is told with its offsets, or passed over; a new query is refused as before."""
+    meta, begin = cluster.meta, 5 if "start" in asked else 0
+    for subject in ("flights", "filler"):
+        asyncio.run(cluster.create(subject, partitions=1, retention=Retention.TIME))
+    asyncio.run(send(meta, "flights", range(20)))
+    with streaming(meta, "flights", **asked) as reader:
+        killed = Query(reader)
+        assert killed.construct()
+        tasks = len(reader.partitions(reader.initialOffset(), killed.checkpoint[0]))
+    resize(cluster, "flights", 2)
+    asyncio.run(send(meta, "filler", range(3_000)))
+    cluster.brokers[0].kill()  # it looks for what to remove when it starts
+    cluster.brokers[0].restart()
+    asyncio.run(expired(cluster, "flights", 1))
+    source_of(meta, "flights", **asked).schema()
+    with streaming(meta, "flights", **asked) as reader:
+        with pytest.raises(DataLossError) as caught:
+            Query(reader, killed.checkpoint).run()
+        details = caught.value.details
+        lost = [details[name] for name in ("partition_id", "offset", "lost_until", "rows")]
+        assert lost == [1, begin, 20, 20 - begin]
+    with streaming(meta, "flights", failOnDataLoss="false", **asked) as reader:
+        again = Query(reader, killed.checkpoint)
+        again.run()
+        assert len(reader.partitions(reader.initialOffset(), killed.checkpoint[0])) == tasks == 1
+        asyncio.run(send(meta, "flights", range(20, 40)))
+        again.all()
+        assert again.batches[0] == []
+        assert [row[3] for row in sorted(again.rows, key=lambda row: row[3])] == (
+            [] if "partitions" in asked else list(range(20, 40))
+        )
+    error = PartitionUnknownError if "partitions" in asked else DataLossError
+    with streaming(meta, "flights", **asked) as reader:
+        end = reader.latestOffset()  # as PySpark asks before 4.2
+        with pytest.raises(error):
+            reader.initialOffset()
+    with streaming(meta, "flights", **asked) as reader, pytest.raises(error):
+        reader.partitions(reader.initialOffset(), end)

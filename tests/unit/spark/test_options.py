@@ -81,7 +81,7 @@ def test_every_option_is_understood():
             for value in (
                 "yesterday", "1h", "2024-05-31", "2024-05-31T12:00:00", "2999-01-01T00:00:00Z", "group:", "group:a b", "{", "{}", "[]", "7", "null", '{"3": -1}', '{"3": 1.5}', '{"3": "1"}',
                 '{"3": true}', '{"a": 1}', '{"3": 9223372036854775808}', '{"3": "soon"}', '{"3": null}',
-                "[" * 100_000,
+                "[" * 100_000, '{"3": 5, "3": 6}', '{"3": 5, "03": 6}',
             )
         ],
         *[("keys", value) for value in ("a,", "[]", "[1]", '["a"', '[{"base64": "x"}]', '[{"hex": "00"}]')],
@@ -197,6 +197,14 @@ def test_cuts_are_refused_where_order_is_needed():
         parsed(ordered="true", minPartitions="4", taskBytes="1048576")
     assert caught.value.details.keys() == {"minPartitions", "taskBytes"}
     assert parsed(ordered="false", minPartitions="4").min_partitions == 4
+
+
+def test_group_that_follows_is_refused_when_only_some_keys_are_read():
+    """Its cursors would pass the messages of the other keys, which no one has read."""
+    with pytest.raises(ConfigError, match="commitGroup: its cursors would pass") as caught:
+        parse_options(LEAST | {"keys": "a", "commitGroup": "spark"}, now_ms=NOW_MS)
+    assert caught.value.details.keys() == {"commitGroup"}
+    parse_options(LEAST | {"partitions": "3", "commitGroup": "spark"}, now_ms=NOW_MS)
 
 
 def test_keys_may_be_bytes_and_have_commas():

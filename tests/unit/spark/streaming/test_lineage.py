@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from keylane.protocol.operations import PartitionHistory
 from keylane.protocol.routing import Partition, PartitionState
-from keylane.spark.streaming.batches import finished, first_offset, lost_ranges, next_offset
+from keylane.spark.streaming.batches import (
+    BatchRange,
+    batch_ranges,
+    finished,
+    first_offset,
+    lost_ranges,
+    next_offset,
+    task_ranges,
+)
 from keylane.spark.streaming.lineage import Lineage, StoredOffsets, View, branches_of
+from keylane.spark.streaming.offset import StreamOffset
 
 
 def past(
@@ -168,3 +177,22 @@ def test_stream_that_begins_behind_a_cut_over_reads_the_rows():
     first = next_offset(cut_over(messages=5), start)
     assert first.offsets[2] == 8
     assert next_offset(cut_over(messages=5), first).offsets == {3: 5}
+
+
+def test_tasks_of_a_batch_stay_when_it_is_replayed_after_a_resize_and_a_loss():
+    """A sink knows rows again by their task: what continues partitions, and what has expired, changes none."""
+    ranges = [BatchRange(1, 0, 4), BatchRange(2, 0, 6), BatchRange(4, 0, 5), BatchRange(5, 2, 9)]
+    history = [past(1, end_offset=4), past(2, 1), past(4), past(5)]
+    first = task_ranges(View(Lineage(branches_of("s", history))), ranges, rows_max=12)
+    assert first == [ranges[:2], ranges[2:]]
+    history[0] = past(1, end_offset=4, state=PartitionState.EXPIRED)
+    history[2] = past(4, end_offset=5, state=PartitionState.EXPIRED)
+    grown = [*history, past(6, 2, 4, 5, state=PartitionState.OPEN)]
+    view = View(Lineage(branches_of("s", grown)))
+    assert task_ranges(view, ranges, rows_max=12) == first
+    start, end = (
+        StreamOffset(subjects={"s": 1}),
+        StreamOffset(subjects={"s": 1}, offsets={1: 4, 2: 6, 4: 5, 5: 9}),
+    )
+    before = View(Lineage(branches_of("s", history)))
+    assert batch_ranges(view, start, end) == batch_ranges(before, start, end)

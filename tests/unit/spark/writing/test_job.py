@@ -45,6 +45,19 @@ def test_options_are_read_in_any_case_and_spark_adds_its_own():
         ("timeoutMs", ""),
         ("tokenFile", ""),
         ("key", "value"),
+        *[
+            ("once", each)
+            for each in (
+                "",
+                "landing",
+                "landing/",
+                "/7",
+                "landing/x",
+                "a b/1",
+                "a/1/2",
+                "a" * 99 + "/1",
+            )
+        ],
     ],
 )
 def test_option_that_cannot_be_is_named(name: str, value: str):
@@ -54,6 +67,15 @@ def test_option_that_cannot_be_is_named(name: str, value: str):
         parse_write_options({**GIVEN, name: value})
     with pytest.raises(ConfigError, match=r"meta: required; subject: required"):
         parse_write_options({})
+
+
+def test_job_has_the_name_and_the_number_of_its_batch():
+    """A name of its own and a hidden subject of the options cannot be together; a number is one however it is written."""
+    assert parse_write_options({**GIVEN, "once": "a-1.b/7"}).once == "a-1.b-7"
+    assert parse_write_options({**GIVEN, "ONCE": "a-1.b/07"}).once == "a-1.b-7"
+    for other in ({"hidden": "flights.new"}, {"publish": "true"}):
+        with pytest.raises(ConfigError, match="hidden subject of its own"):
+            parse_write_options({**GIVEN, "once": "a/7", **other})
 
 
 def test_write_without_any_option_says_that_sql_hands_none_over():
