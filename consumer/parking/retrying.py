@@ -258,8 +258,10 @@ class Retrying:
                 error.message,
             )
             again = taken._replace(key=key)
-            upto = error.end_offset if isinstance(error, CorruptLogError) else None
-            self._due.failed(again, self._client.boot_ns(), self._context.pause_ns, upto=upto)
+            damaged_upto = error.end_offset if isinstance(error, CorruptLogError) else None
+            self._due.failed(
+                again, self._client.boot_ns(), self._context.pause_ns, upto=damaged_upto
+            )
             self._changed.set()
             return
         self._due.answered(source)
