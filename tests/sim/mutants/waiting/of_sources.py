@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keylane.consumer.parking import due_tries, redrive
+from keylane.consumer.parking import redrive
 from keylane.consumer.parking.ancestors import Ancestors
 from keylane.consumer.parking.due_tries import DueTries
 from keylane.consumer.parking.passed_over import PassedOver
@@ -12,11 +12,6 @@ from keylane.consumer.parking.redrive import Redrives
 from keylane.metaserver.groups import parked_ancestors
 from keylane.protocol.errors import OffsetOutOfRangeError
 from sim.mutants.mutant import Breaks, Patches
-
-
-def what_cannot_be_read_is_not_parted(patches: Patches) -> None:
-    """A damaged message asks together with all that waits behind it."""
-    patches.set(due_tries, "_parted", lambda ranges, _upto: ranges)
 
 
 def only_the_first_asks(patches: Patches) -> None:
@@ -149,7 +144,6 @@ def _left_with_all_tokens() -> Any:
 
 
 BREAKS: tuple[Breaks, ...] = (
-    what_cannot_be_read_is_not_parted,
     only_the_first_asks,
     held_tries_are_forgotten,
     failed_reads_are_forgotten,
