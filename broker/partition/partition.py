@@ -318,14 +318,16 @@ class HostedPartition:
             if offset < lost.start:
                 return lost.start
             if lost.end == END_UNKNOWN or offset < lost.end:
-                raise self._damaged(lost.position, f"has lost offset {offset}")
+                known = {} if lost.end == END_UNKNOWN else {"end_offset": lost.end}
+                raise self._damaged(lost.position, f"has lost offset {offset}", **known)
         return self.readable_offset
 
-    def _damaged(self, position: int, what: str) -> CorruptLogError:
+    def _damaged(self, position: int, what: str, **more: int) -> CorruptLogError:
         return CorruptLogError(
             f"partition {self.partition_id} {what}: the log is damaged at position {position}",
             partition_id=self.partition_id,
             position=position,
+            **more,
         )
 
     def quiet(self, now_ms: int) -> bool:

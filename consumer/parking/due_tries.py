@@ -1,12 +1,13 @@
 """Messages that wait for retry, by the time when they are due, and the sources whose messages could not be read.  Pure.
 
     add ─▶ by due time ─▶ take ─▶ read ─┬─ answered: what was held is due
-              ▲                         ╰─ failed: due again after a pause, longer with each failure in a row
+              ▲                         ╰─ failed: what could not be read, and what is behind it, are due again, each for itself,
+              │                                    after a pause, longer with each failure in a row
               ╰──────── held ◀── due while a failed read of its source is not made up for
 
 Invariants
     While the reads of a source fail, one take of it at a time asks its broker; all else of it that is due is held.
-    What is held asks in turn: a broker that lacks one message may have the others.
+    What is held asks in turn: a broker that lacks one message, or has it damaged, may have the others, also those next to it.
     Other sources are not held up.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ...protocol.offsets import IntervalSet, Range
@@ -114,21 +115,27 @@ class DueTries:
             heapq.heappush(self._waiting, each)
 
     def failed(
-        self, taken: DueTry, ranges: Iterable[Range], now_ns: int, pause_ns: Callable[[int], int]
+        self,
+        taken: DueTry,
+        now_ns: int,
+        pause_ns: Callable[[int], int],
+        *,
+        upto: int | None = None,
     ) -> None:
         """
-        Have what was taken wait again, because it could not be read.
+        Have what was taken wait again, because its first message could not be read.
 
         Args:
-            ranges: those of `taken`.
             pause_ns: how long to wait, by the number of failures in a row.
+            upto: one past the last message of which that is known; None: of no other.
         """
-        key, source, _, asks = taken
+        key, source, ranges, asks = taken
         failing = self._failing.get(source)
         began_before = failing is not None and not asks  # the first failure
         if failing is None:
             failing = self._failing[source] = _Failing()
-        failing.held.extend(self._numbered(key, source, part, now_ns) for part in ranges)
+        parts = _parted(ranges, upto)
+        failing.held.extend(self._numbered(key, source, part, now_ns) for part in parts)
         if began_before:
             return
         failing.failures += 1
@@ -136,3 +143,11 @@ class DueTries:
         failing.until_ns = now_ns + pause_ns(failing.failures)
         asks_next = failing.held.popleft()
         heapq.heappush(self._waiting, asks_next._replace(due_ns=failing.until_ns))
+
+
+def _parted(ranges: list[Range], upto: int | None) -> list[Range]:
+    """The ranges, with what could not be read apart from what is behind it in the first of them."""
+    start, end = ranges[0]
+    cut = max(start + 1, upto or 0)
+    first = [(start, end)] if cut >= end else [(start, cut), (cut, end)]
+    return [*first, *ranges[1:]]

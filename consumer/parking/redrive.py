@@ -13,13 +13,14 @@ Dead letters that were chosen before that end are dead letters as before; those 
 Invariants
     Of a key the messages of one window are with handlers at a time, and they are all that is with handlers.
     A drained partition begins no window: its children have, or will have, what is left.
+    Of a loose key what cannot be read holds up nothing else (`passed_over.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ...protocol.batch import batch_starts, column_views
 from ...protocol.errors import (
@@ -51,6 +52,7 @@ from ..delivery.client_delivery import ClientDelivery
 from ..delivery.decode import decode_messages
 from .context import ParkContext, ParkingClient
 from .park_sender import ParkSender
+from .passed_over import PassedOver, Row
 
 log = logging.getLogger("keylane.consumer")
 
@@ -241,17 +243,20 @@ class Redrives:
     async def _redrive(self, key: ParkKey, *, careful: bool) -> None:
         try:
             failures = 0
+            passed = PassedOver()
             async with self._alone if careful else self._turns:
                 while not self._client.acked_to_end:
                     try:
-                        if not await self._next_window(key, alone=careful):
+                        if not await self._next_window(key, passed, alone=careful):
                             return
                         careful = False
-                        failures = 0
+                        if not passed:
+                            failures = 0
                     except FencedError:
                         raise
                     except KeylaneError as error:
                         failures += 1
+                        passed.clear()
                         self.forget_sources()
                         log.info(
                             "%s: parked messages: %s",
@@ -280,20 +285,25 @@ class Redrives:
                 [Shift(RETRIED, None, source, ((start, end),)) for source, start, end in rows]
             )
 
-    async def _next_window(self, key: ParkKey, *, alone: bool) -> bool:
+    async def _next_window(self, key: ParkKey, passed: PassedOver, *, alone: bool) -> bool:
         """
         Have the first messages of a key handled; False if there are none, or the key is parked again.
 
+        Raises:
+            KeylaneError: the broker does not answer, or nothing is left but what could not be read.
+
         Args:
+            passed: what of a loose key is left out, because it could not be read.
             alone: they may end the process: if they do, the key stays parked.
         """
         if alone:
             async with self._context.owner.alone.taken(ALONE_S):
                 await self._park_again(key)
-                return await self._next_window(key, alone=False)
-        parked = await self._sender.first_rows(key, WINDOW)
-        rows = parked.rows
+                return await self._next_window(key, passed, alone=False)
+        rows, edited = await self._rows_left(key, passed)
         if not rows:
+            if passed.error is not None:
+                raise passed.error
             if key in LOOSE:
                 return False
             if self._sender.parks(key):
@@ -303,11 +313,20 @@ class Redrives:
             return False
         source = rows[0][0]
         ranges = [row[1:] for row in rows if row[0] == source]
-        messages, _ = await self.read(key, source, ranges)
+        try:
+            messages, _ = await self.read(key, source, ranges)
+        except FencedError:
+            raise
+        except KeylaneError as error:
+            if not is_loose(key):
+                raise
+            self.forget_sources()
+            passed.note(source, error)
+            return True
         if not messages:
             return True
         if not isinstance(key, int) or key == RETRIED:
-            await self._sender.put_edits_in(key, parked.edited, messages)
+            await self._sender.put_edits_in(key, edited, messages)
         delivery: RedriveDelivery = messages[0].delivery  # type: ignore[assignment]
         self._client.hand_out(messages)
         handled = await delivery.ended
@@ -315,6 +334,21 @@ class Redrives:
             self._sender.park(key, [], delivery.failure)
             return False
         return handled
+
+    async def _rows_left(
+        self, key: ParkKey, passed: PassedOver
+    ) -> tuple[Sequence[Row], Collection[tuple[int, int]]]:
+        """The first parked messages of a key that were not passed over, and which of them an operator has edited."""
+        if not passed:
+            parked = await self._sender.first_rows(key, WINDOW)
+            return parked.rows, parked.edited
+        first = 0
+        while True:
+            parked = await self._sender.first_rows(key, MAX_I64, first=first)
+            rows = passed.rows_left(parked.rows, WINDOW)
+            if rows or not parked.rows:
+                return rows, parked.edited
+            first += len(parked.rows)
 
     async def read(
         self,

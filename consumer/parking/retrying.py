@@ -22,7 +22,7 @@ import contextlib
 import logging
 from collections.abc import Iterable
 
-from ...protocol.errors import FencedError, KeylaneError
+from ...protocol.errors import CorruptLogError, FencedError, KeylaneError
 from ...protocol.ids import MAX_I64
 from ...protocol.message import Message
 from ...protocol.offsets import Range
@@ -257,8 +257,11 @@ class Retrying:
                 self._context.log_name,
                 error.message,
             )
-            now_ns = self._client.boot_ns()
-            self._due.failed(taken._replace(key=key), ranges, now_ns, self._context.pause_ns)
+            again = taken._replace(key=key)
+            damaged_upto = error.end_offset if isinstance(error, CorruptLogError) else None
+            self._due.failed(
+                again, self._client.boot_ns(), self._context.pause_ns, upto=damaged_upto
+            )
             self._changed.set()
             return
         self._due.answered(source)

@@ -2,9 +2,11 @@
 
     parent: drained, with parked messages ─▶ always; what is taken over already is not asked for again
     further ancestor: reset alone, and parked anew since the partitions between were granted last ─▶ past these
+                      all partitions between are lost: what their owners have taken over, and done, is lost with them
 
 Invariant
-    What an owner of a partition between has had the chance to take over comes by way of that partition alone.
+    What an owner of a partition between has had the chance to take over comes by way of that partition alone, unless that
+    is lost: then what the ancestor still has is handled, or handled again.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class Ancestor:
     range_end: int
     parents: tuple[PartitionId, ...] = ()
     token: int = 0
-    """Of the last lease; 0: there was none."""
+    """Of the last lease; 0: there was none, or the partition is lost with all that its owners knew."""
     passed: bool = False
     """The group has drained it, or its loss was accepted: those behind it are read."""
     left: bool = False
@@ -130,6 +132,8 @@ def _merged(parts: Iterable[tuple[int, int]]) -> Ranges:
 
 # ── SQL ───────────────────────────────────────────────────────────────────────────────────────────────
 _token = sa.func.coalesce(leases.c.token, 0)
+_token_kept = sa.case((partitions.c.lost, 0), else_=_token)
+"""What was under the leases of a lost partition is not known any more."""
 _of_lease = sa.and_(
     leases.c.group_id == sa.bindparam("of_group"),
     leases.c.partition_id == partitions.c.partition_id,
@@ -139,7 +143,13 @@ _of_drained = sa.and_(
     drained.c.partition_id == partitions.c.partition_id,
 )
 _left = (
-    sa.select(drained.c.partition_id, drained.c.parked, _token.label("token"))
+    sa.select(
+        drained.c.partition_id,
+        drained.c.parked,
+        _token.label("token"),
+        _token_kept.label("token_kept"),
+    )
+    .join(partitions, partitions.c.partition_id == drained.c.partition_id)
     .outerjoin(
         leases,
         sa.and_(
@@ -162,7 +172,7 @@ _known = (
         partitions.c.lost,
         drained.c.partition_id.is_not(None).label("drained"),
         sa.func.coalesce(drained.c.parked, sa.false()).label("parked"),
-        _token.label("token"),
+        _token_kept.label("token"),
     )
     .outerjoin(leases, _of_lease)
     .outerjoin(drained, _of_drained)
@@ -195,9 +205,10 @@ def read_taken_over(
     left = {row.partition_id for row in rows if row.parked}
     if not left:
         return {}
-    least, highest = min(tokens.get(parent, 0) for parent in parents), max(parents)
+    kept = {row.partition_id: row.token_kept for row in rows}
+    least, highest = min(kept.get(parent, 0) for parent in parents), max(parents)
     # Mostly a partition is granted later than all before it, and nothing more has to be read.
-    if any(tokens[each] > least and each < highest for each in left - parents):
+    if any(kept[each] > least and each < highest for each in left - parents):
         known = _read_known(connection, group_id)
         sources = {partition.partition_id: taken_over(partition, known) for partition in held}
     else:

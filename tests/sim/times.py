@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from keylane.broker.partition.partition import HostedPartition
 from keylane.broker.store.store import Store
 from keylane.protocol.batch import batch_starts
-from sim.actors.losing import is_losing
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -45,7 +44,7 @@ class Times:
     def holds(self) -> bool:
         """Whether every child's broker was told when the parents ended."""
         world = self._world
-        left = world.operator.abandoned or is_losing(world.seed) or world.copier.exchanged
+        left = world.operator.abandoned or world.shelf.watches_losses or world.copier.exchanged
         return not left and not any(meta.untold for meta in world.metas)
 
     def problems(self) -> list[str]:

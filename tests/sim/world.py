@@ -19,7 +19,7 @@ from keylane.checker.findings import Findings
 from keylane.checker.judge import check_history
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.metaserver.settings import MetaserverSettings
-from keylane.protocol.control import CreateSubject
+from keylane.protocol.control import CreateSubject, Retention
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import Cordon, OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy
@@ -87,6 +87,7 @@ class World:
 
     broker_kind: type[BrokerHost] = BrokerHost
     meta_settings: MetaserverSettings = META_SETTINGS
+    retention = Retention.ACKED
     is_usual = True
     """Its seed may bring company to consumers, and many messages without a key."""
 
@@ -295,17 +296,17 @@ class World:
 
     # ── running ───────────────────────────────────────────────────────────────────────────────────────
     async def _create(self) -> None:
-        meta = self._operator_meta
         strategy = OrderStrategy.STRICT if self.swarm.strict else OrderStrategy.BEST_TRIED
         ask = CreateSubject(
             subject=SUBJECT,
             partitions=self.swarm.partitions,
             order_strategy=strategy,
             static=self.swarm.static,
+            retention=self.retention,
         )
         while True:
             try:
-                await meta.create_subject(ask)
+                await self._operator_meta.create_subject(ask)
                 return
             except KeylaneError:
                 await asyncio.sleep(0.2)

@@ -41,7 +41,7 @@ from keylane.metaserver.sql.clock_restart import adopt_boot
 from keylane.metaserver.starts.service import StartService
 from keylane.metaserver.verify.service import VerifyService
 from keylane.protocol import endpoints
-from keylane.protocol.control import BrokerHeartbeat, Health
+from keylane.protocol.control import BrokerHeartbeat, Health, Retention
 from keylane.protocol.errors import KeylaneError
 from keylane.rpc.client import MetaClient
 from keylane.rpc.server import ControlRoute, Params
@@ -408,7 +408,9 @@ class BrokerHost(Host):
             first = store.firsts.pending.get(partition_id, 0)
             if partition is not None and partition.first_offset < first:
                 self.removed.note(store, partition_id, partition.first_offset, first)
-                self._record(Expired(partition_id, first, self._claims.of(partition_id)))
+                by_age = partition.facts.retention is Retention.TIME
+                claims = () if by_age else self._claims.of(partition_id)
+                self._record(Expired(partition_id, first, claims))
             rise(partition_id)
 
         store.firsts.rise = watched  # type: ignore[method-assign]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from keylane.broker.partition.partition import HostedPartition
 from keylane.checker.findings import Findings
+from keylane.protocol.control import Retention
 from keylane.protocol.message import Message
 from sim.actors.clients import ProducerHost
 from sim.actors.consumers import ConsumerHost
@@ -28,6 +30,8 @@ class Feature:
     creates = False
     """Subjects are created that have to be there in the end."""
     consumer_kind: type[ConsumerHost] = ConsumerHost
+    retention = Retention.ACKED
+    """Of the usual subject."""
 
     def __init__(self, world: FeatureWorld) -> None:
         self.world = world
@@ -43,6 +47,9 @@ class Feature:
 
     def build(self) -> None:
         """Add programs to the world."""
+
+    def lost(self, partitions: Iterable[HostedPartition]) -> None:
+        """Look at what was on a disk that is lost now."""
 
     def on_message(self, message: Message) -> None:
         """Look at a message of the usual subject that a handler begins with."""

@@ -7,6 +7,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from keylane.admin import Admin
 from keylane.broker.partition import park_checks
@@ -23,6 +24,9 @@ from keylane.testing.machines.network import SimNetwork
 from sim.actors.clients import SUBJECT
 from sim.features.feature import Feature
 from sim.swarm import Swarm
+
+if TYPE_CHECKING:
+    from sim.features.world import FeatureWorld
 
 GROUP = "group0"
 KEYS_MAX = 1
@@ -135,7 +139,13 @@ class ParkedKeys:
         stores = [host.store for host in brokers if host.running and host.store is not None]
         if len(stores) < len(brokers):
             return False
-        parked = {number: each for store in stores for number, each in parked_on(store).items()}
+        expired = expired_in(self._world)
+        parked = {
+            number: each
+            for store in stores
+            for number, each in parked_on(store).items()
+            if number not in expired
+        }
         facts = [
             partition.facts.partition
             for store in stores
@@ -215,6 +225,16 @@ class Parks(Feature):
     @property
     def drained(self) -> bool:
         return self.keys.none_left
+
+
+def expired_in(world: FeatureWorld) -> set[int]:
+    """
+    Partitions of which retention has removed everything, as the database says.
+
+    No one takes over, nor lists, what is parked there: brokers keep it as long as they host the partition.
+    """
+    rows = world.shelf._raw.execute("SELECT partition_id FROM partitions WHERE state = 'expired'")
+    return {row[0] for row in rows}
 
 
 def parked_on(store: object) -> dict[int, Parked]:

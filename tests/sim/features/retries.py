@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from keylane.protocol.message import Message
 from keylane.protocol.parked import CRASHED, Failure
 from sim.actors.consumers import ConsumerHost
 from sim.features.feature import Feature
-from sim.features.parks import GROUP, ParkedKeys, parked_on
+from sim.features.parks import GROUP, ParkedKeys, expired_in, parked_on
 from sim.lateness import outlast_reasons
 from sim.swarm import Swarm
 
@@ -55,13 +55,19 @@ def text_of(partition_id: int, offset: int) -> str:
 
 
 def check_tries(
-    tries: Iterable[Try], history: Sequence[Event | None], *, tries_max: int, until: int
+    tries: Iterable[Try],
+    history: Sequence[Event | None],
+    *,
+    tries_max: int,
+    until: int,
+    forgotten: Collection[int] = (),
 ) -> list[str]:
     """
     What is wrong with the tries of messages, in the order in which they began.
 
     Args:
         until: the instant from which on an operator has dead letters handled again.
+        forgotten: tokens of tries of which no disk may know any more: they count, or do not.
     """
     problems: list[str] = []
     by_place: dict[tuple[int, int], list[Try]] = {}
@@ -72,7 +78,10 @@ def check_tries(
     }
     for each in tries:
         before = by_place.setdefault(each.place, [])
-        said = _problem(each, before, released, tries_max=tries_max, dead_again=each.began >= until)
+        dead_again = each.began >= until
+        said = _problem(
+            each, before, released, tries_max=tries_max, dead_again=dead_again, forgotten=forgotten
+        )
         if said:
             problems.append(f"{each.place[0]}/{each.place[1]}, try {each.attempt}: {said}")
         before.append(each)
@@ -80,13 +89,20 @@ def check_tries(
 
 
 def _problem(
-    each: Try, before: list[Try], released: dict[int, int], *, tries_max: int, dead_again: bool
+    each: Try,
+    before: list[Try],
+    released: dict[int, int],
+    *,
+    tries_max: int,
+    dead_again: bool,
+    forgotten: Collection[int],
 ) -> str:
     for other in before:
         if other.outcome == "handled":
             if other.token == each.token:
                 return "it was handled under this token"
-            if released.get(other.token, each.began) < each.began:
+            known = other.token not in forgotten
+            if known and released.get(other.token, each.began) < each.began:
                 return "it was handled by an owner that has released"
     if dead_again:
         return ""
@@ -94,8 +110,9 @@ def _problem(
         return f"{tries_max} are allowed"
     highest = max((other.attempt for other in before), default=0)
     crashes = each.ends - (before[-1].ends if before else 0)
-    if each.attempt < highest:
-        return f"it was tried {highest} times"
+    least = max((other.attempt for other in before if other.token not in forgotten), default=0)
+    if each.attempt < least:
+        return f"it was tried {least} times"
     if each.attempt > highest + 1 + crashes:
         return f"it was tried only {highest} times, and {crashes} processes have ended"
     last = before[-1] if before else None
@@ -199,6 +216,13 @@ class Retries(Feature):
     # ── the story ─────────────────────────────────────────────────────────────────────────────────────
     async def work(self) -> None:
         """Once all is healed, look at what became of all messages; then have no handler fail, and redrive dead letters."""
+        await self.look_at_all()
+        self._fails = False
+        await self.retry_all()
+        await self.redrive_all()
+
+    async def look_at_all(self) -> None:
+        """Once all is healed, check what became of each message."""
         world = self.world
         while not world.faults.healed:
             await asyncio.sleep(0.2)
@@ -207,24 +231,38 @@ class Retries(Feature):
         await outlast_reasons(world.consumers, self._late)
         self._check_told()
         self.problems += [problem for _, problem in self._unhandled()]
-        self._fails = False
-        await asyncio.sleep(world.service.limit_s)
-        await outlast_reasons(world.consumers, self._late_retries)
-        if self._waiting()[1]:
-            self.problems.append(f"{len(self._waiting()[1])} messages still wait for retry")
-        self._redriven = len(world.history)
+
+    async def retry_all(self) -> None:
+        """Check that nothing waits any more, now that no handler fails."""
+        await asyncio.sleep(self.world.service.limit_s)
+        await outlast_reasons(self.world.consumers, self._late_retries)
+        if self._still_waiting():
+            self.problems.append(f"{len(self._still_waiting())} messages still wait for retry")
+
+    async def redrive_all(self) -> None:
+        """Redrive dead letters until the world ends."""
+        self._redriven = min(self._redriven, len(self.world.history))
         self._settled = True
         while True:
             await self.keys.change_some(chance=1.0)
             await asyncio.sleep(0.5)
 
+    def _still_waiting(self) -> set[tuple[int, int]]:
+        """The places of what waits for retry, and should not."""
+        return set(self._waiting()[1])
+
+    def _is_gone(self, place: tuple[int, int]) -> bool:
+        """Whether no broker has this message any more, or no disk tells that it waited."""
+        return False
+
     def _waiting(self) -> tuple[set[tuple[int, int]], dict[tuple[int, int], int]]:
         """Places of dead letters, and of what waits for retry, with the partition at which it does: a child may have it."""
         dead: set[tuple[int, int]] = set()
         retrying: dict[tuple[int, int], int] = {}
+        expired = expired_in(self.world)
         for broker in self.world.brokers:
             for number, parked in parked_on(broker.store).items() if broker.store else ():
-                if parked.frozen:
+                if parked.frozen or number in expired:
                     continue
                 for row in parked_keys(parked, 0):
                     rows = parked_offsets(parked, row.key, count=1 << 30).rows
@@ -278,7 +316,7 @@ class Retries(Feature):
         return self._by_partition(place for place, _ in self._unhandled())
 
     def _late_retries(self) -> dict[tuple[str, int], set[int]]:
-        return self._by_partition(self._waiting()[1])
+        return self._by_partition(self._still_waiting())
 
     def _by_partition(self, places: Iterable[tuple[int, int]]) -> dict[tuple[str, int], set[int]]:
         """Late messages at the partition that has them; a child's pulls bring none of a parent's, so that these are before all."""
@@ -300,7 +338,7 @@ class Retries(Feature):
                 continue
             place = event.partition_id, event.offset
             tries = tried.get(place, [])
-            if any(each.outcome == "handled" for each in tries):
+            if any(each.outcome == "handled" for each in tries) or self._is_gone(place):
                 continue
             failed = max((each.attempt for each in tries if each.outcome == "failed"), default=0)
             cut_short = any(not each.outcome for each in tries) or self.ends
@@ -330,5 +368,13 @@ class Retries(Feature):
 
     def check(self, findings: Findings, hosted: dict[int, HostedPartition]) -> None:
         self.problems += check_tries(
-            self.tries, self.world.history, tries_max=self.tries_max, until=self._redriven
+            self.tries,
+            self.world.history,
+            tries_max=self.tries_max,
+            until=self._redriven,
+            forgotten=self._forgotten(),
         )
+
+    def _forgotten(self) -> Collection[int]:
+        """The tokens of tries of which no disk may know any more."""
+        return ()

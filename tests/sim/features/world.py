@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from sim.features.feature import Feature
 from sim.features.first_sends import MADE, PARTITIONS, FirstSends
 from sim.features.growths import Growths
 from sim.features.instances import Instances
+from sim.features.lacking import Damaged, OnCopies, OnLostDisks, RemovedByAge
 from sim.features.later import LaterDeliveries
 from sim.features.live_resets import LiveResetting
 from sim.features.loops import Loops
@@ -64,8 +66,15 @@ SELDOM: dict[int, type[Feature]] = {11: Loops, 24: Loops, 29: CutOvers}
 """By the remainders of numbers by SELDOM_EVERY, before all others."""
 
 
+LACKING_AT = 23
+"""Of the numbers by SELDOM_EVERY: sources of retries lack messages, for each of these reasons in turn."""
+LACKING: tuple[type[Feature], ...] = (Damaged, RemovedByAge, OnLostDisks, OnCopies)
+
+
 def kind_of(number: int) -> type[Feature]:
     """The feature of a seed: in turn, and in some seeds an outbox, or what only consumer groups have."""
+    if number % SELDOM_EVERY == LACKING_AT:
+        return LACKING[number // SELDOM_EVERY % len(LACKING)]
     if (kind := SELDOM.get(number % SELDOM_EVERY)) is not None:
         return kind
     return OTHERS.get(number % OTHERS_EVERY, FEATURES[number % len(FEATURES)])
@@ -99,8 +108,9 @@ def feature_plan_of(number: int) -> Swarm:
 class _Services:
     """The consumer groups of several subjects, as one `Service`."""
 
-    def __init__(self, services: list[Service]) -> None:
+    def __init__(self, services: list[Service], feature: Feature) -> None:
         self._services = services
+        self._feature = feature
         self.limit_s = max(service.limit_s for service in services)
 
     @property
@@ -118,6 +128,12 @@ class _Services:
     def look(self, now_s: float) -> None:
         for service in self._services:
             service.look(now_s)
+
+    def lost(self, partitions: Iterable[HostedPartition]) -> None:
+        lost = list(partitions)
+        self._feature.lost(lost)
+        for service in self._services:
+            service.lost(lost)
 
     def expect(self, group: str) -> None:
         self._services[0].expect(group)
@@ -137,6 +153,7 @@ class FeatureWorld(World):
         self._kind = kind_of(self.number)
         self.hosted: dict[int, HostedPartition] = {}
         """What the brokers' disks have at the end."""
+        self.retention = self._kind.retention
         super().__init__(STRIDE * self.number)
         self.seed = STRIDE * self.number
         self.feature = self._kind(self)
@@ -145,7 +162,8 @@ class FeatureWorld(World):
             [
                 Service(self.brokers, ["group0"], ttl_ms=self.swarm.ttl_ms, subject=SUBJECT),
                 *self.feature.services(),
-            ]
+            ],
+            self.feature,
         )
         self.service = service
 

@@ -17,6 +17,7 @@ from sim.features.cut_overs import CUT, CutOvers
 from sim.features.deletions import DOOMED, Deletions
 from sim.features.feature import Feature
 from sim.features.first_sends import MADE, FirstSends
+from sim.features.lacking import OnCopies
 from sim.features.scheduling import SchedulingBrokerHost
 from sim.features.world import OTHERS_EVERY, SELDOM, SELDOM_EVERY, FeatureWorld, kind_of
 from sim.following.company import Following
@@ -90,6 +91,7 @@ class FollowedFeatureWorld(Following, FeatureWorld):
         super().__init__(FEATURES_FIRST + story, draws=f"followers of features {self.index}")
         for host in self.followers:
             host.meets_deletions = kind is Deletions
+            host.sees_copies = kind is OnCopies
             host.meets_creation = kind in FOLLOWED
 
     def _readable(self) -> list[HostedPartition]:

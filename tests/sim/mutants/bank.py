@@ -12,7 +12,7 @@ from sim.features.live_resets import LiveResetting
 from sim.features.loops import Loops
 from sim.features.parks import Parks
 from sim.features.retries import Retries
-from sim.features.world import FEATURES, kind_of
+from sim.features.world import FEATURES, LACKING, kind_of
 from sim.mutants import (
     of_brokers,
     of_consumers,
@@ -25,13 +25,12 @@ from sim.mutants import (
     of_metaservers,
     of_operators,
     of_outbox,
-    of_parks,
     of_producers,
     of_retention,
-    of_retries,
     of_users,
 )
 from sim.mutants.mutant import Mutant
+from sim.mutants.waiting import of_parks, of_retries, of_sources
 from sim.mutants.worlds import shows
 from sim.run import FEATURES_FIRST, FOLLOWED_FEATURES_FIRST, FOLLOWED_FIRST
 
@@ -49,6 +48,7 @@ ROOMS = (
     of_loops,
     of_members,
     of_retries,
+    of_sources,
     of_cut_overs,
     of_following,
     of_followed_features,
@@ -60,6 +60,7 @@ _FEATURES = {
     of_loops: (Loops,),
     of_members: (LiveResetting, Instances, Parks),
     of_retries: (Retries,),
+    of_sources: LACKING,
     of_cut_overs: (CutOvers,),
 }
 """The features of the worlds in which a hunt looks for the mutants of a module."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from keylane.consumer.parking.due_tries import DueTries, DueTry
 
 PAUSE_NS = 100
@@ -28,7 +30,7 @@ def take(due: DueTries, now_ns: int, count: int = 10) -> DueTry:
 
 
 def fail(due: DueTries, taken: DueTry, now_ns: int) -> None:
-    due.failed(taken, taken.ranges, now_ns, pause_ns)
+    due.failed(taken, now_ns, pause_ns)
 
 
 def test_take_gives_up_to_a_count_of_one_source_and_number_of_tries():
@@ -113,6 +115,29 @@ def test_messages_of_a_failing_source_ask_in_turn_when_its_broker_lacks_one_of_t
             read += taken.ranges
     assert read == [(20, 21), (30, 31)]
     assert len(due) == 1
+
+
+@pytest.mark.parametrize(
+    ("upto", "asked"), [(None, [(10, 11), (11, 14)]), (12, [(10, 12), (12, 14)])]
+)
+def test_messages_behind_one_that_cannot_be_read_ask_in_turn(upto, asked):
+    """A batch of a source is damaged: the messages behind it, which wait in the same range of offsets, are tried."""
+    due = DueTries()
+    due.add(1, DEAD, (10, 14), 0)
+    due.failed(take(due, 0), 0, pause_ns, upto=upto)
+    first = take(due, PAUSE_NS)
+    due.failed(first, PAUSE_NS, pause_ns, upto=upto)
+    assert due.next_ns is not None
+    behind = take(due, due.next_ns)
+    assert [first.ranges, behind.ranges] == [[each] for each in asked]
+    assert behind.asks
+
+
+def test_failed_keeps_a_range_whole_when_none_of_it_can_be_read():
+    due = DueTries()
+    due.add(1, DEAD, (10, 14), 0)
+    due.failed(take(due, 0), 0, pause_ns, upto=20)
+    assert take(due, PAUSE_NS).ranges == [(10, 14)]
 
 
 def test_take_holds_all_that_is_due_of_failing_sources_at_once():

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from msgspec.structs import replace
 
 from keylane.consumer import ConsumerSettings
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.protocol.errors import (
+    CorruptLogError,
     KeylaneError,
     NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
 )
-from keylane.protocol.frames import Batches, ChangeParked, Read
+from keylane.protocol.frames import Batches, ChangeParked, ParkedRows, Read, ReadParked
 from keylane.protocol.operations import SubjectHistory
-from keylane.protocol.parked.changes import AskedChange, Unpark, decode_changes
+from keylane.protocol.parked.changes import (
+    RETRIED,
+    AskedChange,
+    ParkKey,
+    Unpark,
+    decode_changes,
+)
 from keylane.protocol.routing import PartitionState
-from support.pulling import NotingOwner, ScriptedBroker, opened
+from support.pulling import FAST, NotingOwner, ScriptedBroker, opened, stored
 from unit.consumer.reading.test_lineage_order import past
 
 ANCESTOR = 70
@@ -104,3 +113,60 @@ async def test_parked_messages_are_given_up_when_their_partition_is_gone(gone):
     home = HomeBroker()
     await read_at(home, PartitionUnknownError(), KnowingOwner(**gone))
     assert home.changes == [Unpark(KEY, ANCESTOR, ((5, 9),))]
+
+
+class DamagedBroker(HomeBroker):
+    """Has a damaged batch at offset 0, a whole one at 2, and both as parked messages of these keys."""
+
+    def __init__(self, key: ParkKey) -> None:
+        super().__init__()
+        self.end = 0  # nothing else is pulled
+        self.parked = {key: [(1, 0, 4)]}
+        self.reads: list[int] = []
+        self.damaged = True
+
+    async def call(self, request, payload=b"", *, wait_ms=0):
+        match request:
+            case ReadParked(key=key, count=count, first=first):
+                assert count
+                rows = self.parked.get(key, [])[first:]
+                return ParkedRows(tuple(rows), len(rows)), b""
+            case Read(offset=offset):
+                self.reads.append(offset)
+                if offset < 2 and self.damaged:
+                    raise CorruptLogError(partition_id=1, offset=0, end_offset=2)
+                return Batches(0, 4, offset - offset % 2 + 2, False), stored(offset - offset % 2)
+        return await super().call(request, payload, wait_ms=wait_ms)
+
+
+@pytest.mark.parametrize("key", [RETRIED, b""])
+async def test_redrive_of_loose_messages_passes_over_those_that_cannot_be_read(key):
+    """They wait for nothing: a damaged batch holds up no other, and is read again once it is whole."""
+    broker, owner = DamagedBroker(key), NotingOwner()
+    owner.redrives = True
+    async with opened(PullClient, broker, owner, ConsumerSettings(backoff=FAST)) as client:
+        client.parking._redrives.begin(key)
+        while not owner.messages:
+            await asyncio.sleep(0)
+        assert [message.offset for message in owner.messages] == [2, 3]
+        broker.parked[key] = [(1, 0, 2)]
+        for message in owner.messages:
+            message.delivery.done(message.offset)
+        while broker.reads.count(0) < 3:  # asked again, after pauses
+            await asyncio.sleep(0.001)
+        assert len(owner.messages) == 2
+        broker.damaged = False
+        while len(owner.messages) < 4:
+            await asyncio.sleep(0.001)
+        assert [message.offset for message in owner.messages[2:]] == [0, 1]
+
+
+async def test_redrive_of_a_key_waits_for_its_oldest_message_when_that_cannot_be_read():
+    broker, owner = DamagedBroker(KEY), NotingOwner()
+    owner.redrives = True
+    async with opened(PullClient, broker, owner, ConsumerSettings(backoff=FAST)) as client:
+        client.parking._redrives.begin(KEY)
+        while broker.reads.count(0) < 3:
+            await asyncio.sleep(0.001)
+        assert not owner.messages
+        assert set(broker.reads) == {0}

@@ -102,3 +102,12 @@ def test_partition_at_its_end_has_an_owner_first_when_an_ancestor_left_something
     known[1] = drained(9)
     assert noted_at_end(at_end, known, ()) == [3, 4, 5]
     assert noted_at_end(at_end, known, [3]) == [3, 5]
+
+
+@pytest.mark.parametrize(("token", "expected"), [(0, {1: ((0, 1024),)}), (9, {})])
+def test_grandparent_counts_when_the_partition_between_is_lost(
+    token: int, expected: dict[int, Any]
+):
+    """A lost partition counts as never granted: what its owner has taken over of a living ancestor is not known."""
+    known = {1: drained(4, left=True), 2: drained(token, 1)}
+    assert taken_over(partition(3, 2), known) == expected

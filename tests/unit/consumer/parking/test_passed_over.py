@@ -1,0 +1,39 @@
+"""Loose messages that could not be read, and what is left of their rows."""
+
+from __future__ import annotations
+
+from keylane.consumer.parking.passed_over import PassedOver
+from keylane.protocol.errors import CorruptLogError, UnreachableError
+
+ROWS = [(1, 0, 4), (1, 6, 9), (2, 0, 3)]
+
+
+def test_rows_left_are_up_to_a_count_of_messages_when_nothing_was_passed_over():
+    passed = PassedOver()
+    assert not passed
+    assert passed.rows_left(ROWS, 5) == [(1, 0, 4), (1, 6, 7)]
+
+
+def test_rows_left_begin_behind_a_damaged_batch():
+    passed = PassedOver()
+    passed.note(1, CorruptLogError(offset=0, end_offset=2))
+    assert passed
+    assert passed.rows_left(ROWS, 4) == [(1, 2, 4), (1, 6, 8)]
+    passed.note(1, CorruptLogError(offset=6, end_offset=8))
+    assert passed.rows_left(ROWS, 4) == [(1, 8, 9), (2, 0, 3)]
+
+
+def test_rows_left_are_of_other_sources_when_one_does_not_answer():
+    passed = PassedOver()
+    error = UnreachableError("no answer")
+    passed.note(1, error)
+    assert passed.rows_left(ROWS, 100) == [(2, 0, 3)]
+    assert passed.error is error
+
+
+def test_rows_left_are_all_when_it_is_cleared():
+    passed = PassedOver()
+    passed.note(2, CorruptLogError())
+    passed.clear()
+    assert passed.error is None
+    assert passed.rows_left(ROWS, 100) == ROWS
