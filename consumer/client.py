@@ -539,7 +539,7 @@ class Consumer(Owned, Taking[V], Resident):
 
     async def wait(self) -> None:
         """
-        Wait until the consumer is closed; returns at once if it is closed already.
+        Wait until the consumer is closed; returns at once if it is closed already.  It takes no signal: `run` does.
 
         Raises:
             ClosedError: it was never opened.
