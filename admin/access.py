@@ -31,6 +31,7 @@ from ..protocol.http.quotas import (
 )
 from ..protocol.ids import check_name
 from ..protocol.reading.instants import since_1970_ms
+from ..protocol.text import is_not_a_time
 from .arguments import checked
 from .calls import ClusterCalls
 
@@ -208,6 +209,8 @@ def _known(principal: str | None) -> dict[str, str] | None:
 def _instant(name: str, at: datetime | None) -> int:
     if at is None:
         return 0
-    if at.tzinfo is None:
+    if not isinstance(at, datetime) or is_not_a_time(at):
+        raise InvalidRequestError(f"{name} must be a datetime with a time zone, not {at!r:.60}")
+    if at.utcoffset() is None:
         raise InvalidRequestError(f"{name} needs a time zone: {at.isoformat()}")
     return since_1970_ms(at)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
 from ..protocol.errors import InvalidRequestError
-from ..protocol.text import refused_value
+from ..protocol.text import bad_text, refused_value
 
 T = TypeVar("T")
 
@@ -29,3 +30,12 @@ def checked(kind: type[T], given: object, **arguments: str) -> T:
         for field, argument in arguments.items():
             text = text.replace(f"`$.{field}`", argument)
         raise InvalidRequestError(text) from None
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(bad_text(error)) from None
+
+
+def mapping_of(name: str, given: object) -> dict[Any, Any]:
+    """The mapping that a caller gave as the argument `name`.  Raises InvalidRequestError: it is none."""
+    if not isinstance(given, Mapping):
+        raise InvalidRequestError(f"{name} must be a mapping, not {given!r:.60}")
+    return dict(given)

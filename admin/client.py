@@ -114,7 +114,7 @@ class Admin(
 
     async def close(self) -> None:
         """Close every connection.  Raises OtherLoopError: the admin was opened in another event loop."""
-        await clean_up(self._connections.close())
+        await clean_up(self._connections.close)
 
     # ── subjects ──────────────────────────────────────────────────────────────────────────────────────
     async def create_subject(

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..protocol.errors import ResetUnfinishedError
 from ..protocol.progress import GroupReset, ResetGroup, ResetTo
-from .arguments import checked
+from .arguments import checked, mapping_of
 
 
 async def reset_group(
@@ -25,8 +25,8 @@ async def reset_group(
         ResetUnfinishedError: after a shift, the text has the cursors that finish it.
         What `call` raises.
     """
-    if isinstance(fields["cursors"], Mapping):
-        fields = {**fields, "cursors": dict(fields["cursors"])}
+    if fields["cursors"] is not None:
+        fields = {**fields, "cursors": mapping_of("cursors", fields["cursors"])}
     if fields["to"] != ResetTo.SHIFT or fields["dry_run"]:
         return await call(checked(ResetGroup, dict(fields)))
     plan = await call(checked(ResetGroup, {**fields, "dry_run": True}))

@@ -16,7 +16,7 @@ from ..protocol.groups import (
 from ..protocol.ids import check_name
 from ..protocol.progress import CanceledReset
 from ..protocol.routing import ConsumeStrategy
-from .arguments import checked
+from .arguments import checked, mapping_of
 from .calls import ClusterCalls
 
 
@@ -55,7 +55,11 @@ class GroupCalls(ClusterCalls):
             OverloadedError: the subject has as many groups as it may have.
         """
         fields = {
-            "start": {"at": start, "at_ms": at_ms, "cursors": cursors},
+            "start": {
+                "at": start,
+                "at_ms": at_ms,
+                "cursors": None if cursors is None else mapping_of("cursors", cursors),
+            },
             "strategy": consume_strategy,
         }
         body = checked(CreateGroup, fields, strategy="consume_strategy")

@@ -9,7 +9,7 @@ from ..protocol.ids import check_name
 from ..protocol.reprocess.holds import HoldView, SetHold
 from ..protocol.routing import Partition
 from ..rpc.connections import in_turns
-from .arguments import checked
+from .arguments import checked, mapping_of
 from .calls import ClusterCalls
 
 
@@ -39,7 +39,7 @@ class HoldCalls(ClusterCalls):
             partition_id: checked(
                 SetHold, {"job": check_name("job", job), "from_offset": start, "ttl_ms": ttl_ms}
             )
-            for partition_id, start in from_offsets.items()
+            for partition_id, start in mapping_of("from_offsets", from_offsets).items()
         }
         route = await self._meta.route(check_name("subject", subject))
         known = {int(partition.partition_id): partition for partition in route.partitions}

@@ -9,7 +9,7 @@ from ..protocol.control import SubjectView
 from ..protocol.ids import check_name
 from ..protocol.limits import MESSAGE_BYTES_MAX
 from ..protocol.operations import ROUTE_FINAL, HideSubject, Publication, PublishSubject
-from .arguments import checked
+from .arguments import checked, mapping_of
 from .calls import ClusterCalls
 
 POLL_MS = 100
@@ -92,12 +92,16 @@ class PublicationCalls(ClusterCalls):
             PublishBehindError: a subject that is replaced has messages behind `ends`; nothing is changed.
         """
         check_name("subject", hidden)
-        placed = {group: dict(offsets) for group, offsets in (starts or {}).items()}
-        known = None if ends is None else dict(ends)
+        placed = {
+            group: mapping_of(f"starts of {group!r:.60}", offsets)
+            for group, offsets in mapping_of("starts", {} if starts is None else starts).items()
+        }
+        known = None if ends is None else mapping_of("ends", ends)
+        seen = mapping_of("revisions", {} if revisions is None else revisions)
         body = checked(
             PublishSubject,
             {"target": subject, "replace": replace, "starts": placed, "ends": known}
-            | {"subject_id": subject_id, "revisions": dict(revisions or {})},
+            | {"subject_id": subject_id, "revisions": seen},
         )
         answer = await self._meta.publish_subject(hidden, body)
         while wait and answer.state not in ROUTE_FINAL:

@@ -43,7 +43,8 @@ def show_line(text: str, *, errors: bool = False) -> None:
 def show_error(error: KeylaneError, form: OutputFormat) -> None:
     """Print an error with its code and advice, as text or as one JSON object."""
     if form is OutputFormat.JSON:
-        from ..protocol.control import ErrorBody, encode_json
+        from ..protocol.control import ErrorBody
+        from ..protocol.http.bodies import encode_json
 
         print(json_printable(encode_json(ErrorBody.of(error)).decode()), file=sys.stderr)
     else:

@@ -56,7 +56,8 @@ def _run_app(app: typer.Typer, program: str, *, in_json: bool) -> None:
 
 
 def _show_json(error: typer.TyperException, program: str) -> None:
-    from ..protocol.control import ErrorBody, encode_json
+    from ..protocol.control import ErrorBody
+    from ..protocol.http.bodies import encode_json
 
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else program

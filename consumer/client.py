@@ -17,7 +17,7 @@ from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.reading.instants import GroupBegin, group_start
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.client import MetaClient
-from ..rpc.connections import Connections, clean_up
+from ..rpc.connections import Connections, clean_up, to_the_end
 from ..rpc.environment import Environment, environment_of
 from ..rpc.home import Resident
 from ..rpc.race import Race, error_of, start_task
@@ -264,7 +264,7 @@ class Consumer(Owned, Taking[V], Resident):
             await self._connections.wait_for(meta, partial(membership.start, self._assignments))
             self._assignments.start()
         except BaseException as error:
-            await clean_up(self._give_up_opening(dispatch, error))
+            await clean_up(partial(self._give_up_opening, dispatch, error))
             raise
         finally:
             self._opened.set()
@@ -397,7 +397,7 @@ class Consumer(Owned, Taking[V], Resident):
             await membership.stop()
         await dispatch.close()
         self._dispatches.end()
-        await self._connections.close()
+        await to_the_end(self._connections.close)
         self._membership = None
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
@@ -538,7 +538,7 @@ class Consumer(Owned, Taking[V], Resident):
 
     async def wait(self) -> None:
         """
-        Wait until the consumer is closed; returns at once if it is closed already.
+        Wait until the consumer is closed; returns at once if it is closed already.  It takes no signal: `run` does.
 
         Raises:
             ClosedError: it was never opened.

@@ -122,6 +122,11 @@ class Taking(Generic[V]):
         if error is not None and isinstance(self._dispatch, Stream) and self._home.here:
             count_try(self._dispatch, error)
 
+    def _put_back(self, taken: Message[Any] | list[Message[Any]] | ArrowBatch) -> None:
+        """Take back what was given to a program that never saw it, as it was interrupted: it comes again next."""
+        if isinstance(self._dispatch, Stream):
+            self._dispatch.put_back(taken)
+
     @property
     def _stream(self) -> Stream:
         """Gives messages to the program.  Raises ClosedError."""

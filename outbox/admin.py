@@ -150,7 +150,7 @@ async def _check_absent(addresses: list[str], subject: str) -> None:
     except (SubjectUnknownError, SubjectDeletedError):
         return
     finally:
-        await clean_up(connections.close())
+        await clean_up(connections.close)
     raise OutboxSubjectExistsError(subject=subject)
 
 

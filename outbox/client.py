@@ -102,6 +102,8 @@ class Outbox(Resident, Generic[V]):
         self._waiters = RowWaiters(self._database, self._tables, look_ms=self._settings.rescan_ms)
         self._routes: OutboxRoutes | None = None
         self._drainer: Drainer | None = None
+        self._closing: Drainer | None = None
+        """The one that is being closed."""
         self._commits: CommitWatch | None = None
 
     async def __aenter__(self) -> Self:
@@ -117,7 +119,7 @@ class Outbox(Resident, Generic[V]):
         try:
             await self._database.run(self._tables.check)
         except BaseException:
-            await clean_up(self._close_connections())
+            await clean_up(self._close_connections)
             raise
         environment, settings = self._environment, self._settings
         meta = MetaClient(network, self._addresses, timeout_ms=settings.call_timeout_ms)
@@ -148,16 +150,18 @@ class Outbox(Resident, Generic[V]):
         if not self._connections.home.here:
             return
         self._connections.home.check()
-        await clean_up(self._end())
+        await clean_up(self._end)
 
     async def _end(self) -> None:
-        drainer, self._drainer, self._commits = self._drainer, None, None
+        drainer = self._closing = self._drainer or self._closing
+        self._drainer = self._commits = None
         self._waiters.close()
         if drainer is not None:
             await drainer.close()
         if self._routes is not None:
             await self._routes.close()
         await self._close_connections()
+        self._closing = None
         if drainer is not None and drainer.fault is not None:
             raise stopped(drainer.fault)
 
@@ -190,7 +194,7 @@ class Outbox(Resident, Generic[V]):
             return await self._database.run(read, self._tables, now_ns=now_ns)
         finally:
             if self._drainer is None:
-                await clean_up(self._database.close())
+                await clean_up(self._database.close)
 
     async def _close_connections(self) -> None:
         await self._connections.close()

@@ -104,6 +104,14 @@ class Drainer:
 
     # ── rounds ───────────────────────────────────────────────────────────────────────────────────────
     async def _run(self) -> None:
+        try:
+            await self._rounds()
+        except asyncio.CancelledError:
+            # Only the event loop's end cancels this: a lease that is kept would hold up the next process.
+            await self._release()
+            raise
+
+    async def _rounds(self) -> None:
         attempt = 0
         self.wake()
         while not self._closing and self.fault is None:
@@ -376,13 +384,17 @@ class Drainer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        token, self.token = self.token, None
+        await self._release()
+
+    async def _release(self) -> None:
+        """Send nothing more, and let another process take the lease."""
         await self._close_senders()
-        if token is not None:
+        if self.token is not None:
             try:
-                await self._database.run(release, self._tables, token=token)
+                await self._database.run(release, self._tables, token=self.token)
             except (KeylaneError, TokenPassedError) as error:
                 log.info("outbox: the lease ends by its time: %s", getattr(error, "message", error))
+            self.token = None
 
 
 def stopped(fault: BaseException) -> InternalError:

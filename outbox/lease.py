@@ -52,12 +52,27 @@ def renew(connection: Connection, tables: OutboxTables, *, token: int, lease_ms:
         TokenPassedError: another process has taken it.
     """
     _end_when_idle(connection, lease_ms)
-    _set_until(connection, tables, token, database_ms() + lease_ms)
+    lease = tables.lease
+    until_ms = database_ms() + lease_ms
+    done = connection.execute(
+        sa.update(lease).where(lease.c.token == token).values(until_ms=until_ms)
+    )
+    if done.rowcount == 0:
+        raise TokenPassedError
 
 
 def release(connection: Connection, tables: OutboxTables, *, token: int) -> None:
-    """Let another process take the lease at once.  Raises TokenPassedError."""
-    _set_until(connection, tables, token, sa.literal(0))
+    """
+    Let another process take the lease at once.  Raises TokenPassedError.
+
+    The token passes too: a transaction that its holder cancelled may still run in a thread, and would renew the lease.
+    """
+    lease = tables.lease
+    done = connection.execute(
+        sa.update(lease).where(lease.c.token == token).values(token=token + 1, until_ms=0)
+    )
+    if done.rowcount == 0:
+        raise TokenPassedError
 
 
 def pass_token(connection: Connection, tables: OutboxTables, *, deletes: bool) -> None:
@@ -76,15 +91,6 @@ def pass_token(connection: Connection, tables: OutboxTables, *, deletes: bool) -
 def deletions(token: int) -> int:
     """How often an operator had deleted rows that were not sent, when the lease had this token."""
     return token // TOKENS_PER_DELETION
-
-
-def _set_until(
-    connection: Connection, tables: OutboxTables, token: int, until: sa.ColumnElement[int]
-) -> None:
-    lease = tables.lease
-    done = connection.execute(sa.update(lease).where(lease.c.token == token).values(until_ms=until))
-    if done.rowcount == 0:
-        raise TokenPassedError
 
 
 def _end_when_idle(connection: Connection, lease_ms: int) -> None:

@@ -26,7 +26,7 @@ from ..protocol.message import TableReceipt
 from ..protocol.routing import OrderStrategy
 from ..protocol.text import counted
 from ..rpc.client import MetaClient
-from ..rpc.connections import clean_up
+from ..rpc.connections import clean_up, to_the_end
 from ..rpc.environment import Environment
 from ..rpc.race import start_task
 from .arguments import (
@@ -131,7 +131,7 @@ class Producer(Sending[V], Generic[V]):
                 raise ClosedError("the producer was closed while it was opened")
             self._open = True
         except BaseException:
-            await clean_up(self._connections.close())
+            await clean_up(self._connections.close)
             raise
         finally:
             self._opened.set()
@@ -418,9 +418,14 @@ class Producer(Sending[V], Generic[V]):
             log.warning("%s: %s", why, error.message)
 
     async def _end(self) -> None:
-        """Give up the messages that are left.  A task of its own, so that a cancelled `close` does not stop it."""
-        for sender in self._take_senders().values():
-            await sender.close()
-        if self._scheduled is not None:
-            await self._scheduled.close()
-        await self._connections.close()
+        """Give up the messages that are left.  A task of its own, so that a cancelled `close` does not stop it; nor does the event loop's end."""
+        senders = list(self._take_senders().values())
+
+        async def end() -> None:
+            for sender in senders:
+                await sender.close()
+            if self._scheduled is not None:
+                await self._scheduled.close()
+            await self._connections.close()
+
+        await to_the_end(end)

@@ -221,7 +221,7 @@ class Sending(ScheduledCancels, Generic[V]):
         # Not keyword-only, because Python looks up each default of such a parameter at each call.
         try:
             sender = self._plain[subject]
-        except (KeyError, TypeError):  # the first message, a full queue, or not a name
+        except (KeyError, TypeError, ValueError):  # the first message, a full queue, or not a name
             sender = _NO_SENDER
         here = self._here  # called as a method it would be looked up in the class first
         if (
@@ -389,7 +389,7 @@ class Sending(ScheduledCancels, Generic[V]):
             )  # fmt: skip
         try:
             sender = self._senders.get(subject)
-        except TypeError:  # no text at all
+        except (TypeError, ValueError):  # no text at all
             sender = None
         if sender is None:  # out of the `except`, so that its errors are not shown as two
             sender = self._new_sender(subject)

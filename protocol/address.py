@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
 from functools import lru_cache
 
 from .access.tokens import check_address_has_no_token
 from .errors import BrokerAddressError, ConfigError, InvalidRequestError
+from .text import items_of
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):([0-9]{1,5})")
 
@@ -93,7 +93,7 @@ def addresses_of(given: object) -> list[str]:
         ConfigError: `given` has no address, or something that is not host:port.
         TokenInUrlError: it has a token in it.
     """
-    items = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    items = [given] if isinstance(given, str) else items_of(given)
     texts = [item for item in items if isinstance(item, str) and item]
     for text in texts:
         check_address_has_no_token(text)

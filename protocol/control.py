@@ -36,7 +36,7 @@ from .progress import PendingReset
 from .reprocess.holds import HoldView
 from .routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState, Route
 
-Count = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0, le=MAX_I64)]
 WaitMs = Annotated[int, Meta(ge=0, le=PULL_WAIT_MS_MAX)]
 TtlMs = Annotated[int, Meta(ge=TTL_MS_MIN, le=TTL_MS_MAX)]
 MessageBytesMax = Annotated[int, Meta(ge=MESSAGE_BYTES_MAX_MIN, le=MESSAGE_BYTES_MAX)]
@@ -582,6 +582,3 @@ class MessagePage(Struct, frozen=True, kw_only=True):
     """One past the partition's last message."""
     sealed: bool
     """The partition takes no more messages."""
-
-
-encode_json = msgspec.json.Encoder().encode

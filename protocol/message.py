@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Coroutine, Iterable, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, Literal, Protocol, cast
 
@@ -11,7 +11,7 @@ import msgspec
 from .codecs.codec import Codec, V, decode_value
 from .errors import ClosedError, CorruptBatchError, InvalidRequestError, MessageTooLargeError
 from .limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX, PROPERTIES_BYTES_MAX
-from .text import counted
+from .text import bad_text, counted, items_of
 
 _NO_PROPERTIES: Mapping[str, str | bytes] = MappingProxyType({})
 _encode = msgspec.msgpack.Encoder().encode
@@ -253,7 +253,7 @@ def pack_properties(
         MessageTooLargeError: the packed properties are over 64 KiB.
     """
     given: dict[Any, Any] = {}
-    if properties:
+    if properties is not None:
         try:
             given = dict(properties.items())
         except AttributeError:
@@ -274,7 +274,8 @@ def pack_properties(
     try:
         packed = _encode(given)
     except UnicodeEncodeError as error:
-        raise InvalidRequestError(f"a property that is not valid text: {error.reason}") from error
+        what = "a tag" if tags and error.object == given[TAGS_PROPERTY] else "a property"
+        raise InvalidRequestError(f"{what} that is not valid text: {bad_text(error)}") from error
     if len(packed) > PROPERTIES_BYTES_MAX:
         raise MessageTooLargeError(
             f"properties too large: {len(packed)} bytes, at most {PROPERTIES_BYTES_MAX}",
@@ -307,8 +308,7 @@ def _plain_properties(given: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def _joined(tags: Collection[str]) -> str:
     """The value of TAGS_PROPERTY.  Raises InvalidRequestError."""
-    several = isinstance(tags, Iterable) and not isinstance(tags, str | bytes | Mapping)
-    listed: list[Any] = list(tags) if several else []
+    listed = [] if isinstance(tags, Mapping) else items_of(tags)
     if not listed or not all(isinstance(tag, str) and tag and "," not in tag for tag in listed):
         raise InvalidRequestError(
             f"tags are texts without commas, as tags=['paid'], not {tags!r:.80}"

@@ -6,7 +6,7 @@ import enum
 import re
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, line ends, marks that change the direction of writing, and lone surrogates."""
@@ -68,7 +68,7 @@ def json_printable(text: str) -> str:
 
 def refused_value(error: Exception, kind: object) -> str:
     """The text of msgspec's `error` about an object of type `kind`; of an enumeration, with the values that it has."""
-    text = str(error)
+    text = f"{error!s:.300}"
     field = _NOT_A_VALUE.search(text)
     hint = get_type_hints(kind).get(field[1]) if field else None
     for option in get_args(hint) or (hint,):
@@ -81,6 +81,22 @@ def _escaped(match: re.Match[str]) -> str:
     character = match[0]
     number = ord(character)
     return _ESCAPES.get(character) or (f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}")
+
+
+def bad_text(error: UnicodeEncodeError) -> str:
+    """What is wrong with a text that has half of a surrogate pair, as file names that are no UTF-8 have in Python."""
+    return f"{error.object!r:.80} is not valid text: {error.reason}"
+
+
+def items_of(given: object) -> list[Any]:
+    """The items of an iterable; none of text, or of what cannot be iterated, as an array of numpy without a dimension."""
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        return []
+    try:
+        items = iter(given)
+    except TypeError:
+        return []
+    return list(items)
 
 
 def is_not_a_time(given: object) -> bool:

@@ -233,7 +233,7 @@ class Connections:
                     raise ClosedError("it was closed while it waited for a metaserver")
                 ready.result()
         except BaseException:
-            await clean_up(self.close())
+            await clean_up(self.close)
             raise
 
     @property
@@ -328,13 +328,16 @@ async def in_turns(call: Callable[[A], Awaitable[R]], arguments: Iterable[A]) ->
         raise
 
 
-async def clean_up(work: Coroutine[Any, Any, None]) -> None:
+async def clean_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """
-    Finish `work` even if the caller is cancelled meanwhile; for short work only.
+    Finish `work` even if the caller is cancelled meanwhile, or the event loop ends; for short work only.
 
     Otherwise a client whose opening failed, and which was cancelled while it cleaned up, could never be opened again.
+
+    Args:
+        work: as of `to_the_end`.
     """
-    task = asyncio.ensure_future(work)
+    task = asyncio.ensure_future(to_the_end(work))
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -344,3 +347,19 @@ async def clean_up(work: Coroutine[Any, Any, None]) -> None:
     if cancelled is not None:
         raise cancelled
     task.result()
+
+
+async def to_the_end(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """
+    Await what `work` returns; once more if the task is cancelled meanwhile, and the cancellation is dropped.
+
+    For tasks that only the end of the event loop cancels: `asyncio.run` cancels all that are left, once, and waits for
+    their ends.
+
+    Args:
+        work: it may be called again where an earlier call stopped.
+    """
+    try:
+        await work()
+    except asyncio.CancelledError:
+        await work()

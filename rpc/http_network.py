@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from ..protocol.control import ErrorBody, encode_json
+from ..protocol.control import ErrorBody
 from ..protocol.endpoints import DATA_PATH, HEALTH
 from ..protocol.errors import (
     CapabilityEndedError,
@@ -35,6 +35,7 @@ from ..protocol.frames import (
     Challenged,
 )
 from ..protocol.http.access import CAPABILITY, AskCapability, Capabilities
+from ..protocol.http.bodies import encode_json
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_server

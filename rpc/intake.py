@@ -29,7 +29,7 @@ from typing import Any, cast
 from aiohttp import ClientConnectionResetError, web
 from aiohttp.http import HttpProcessingError, RawRequestMessage
 
-from ..protocol.control import ErrorBody, encode_json
+from ..protocol.control import ErrorBody
 from ..protocol.errors import (
     ConnectionQuotaError,
     InvalidRequestError,
@@ -38,6 +38,7 @@ from ..protocol.errors import (
     OverloadedError,
     RequestTooSlowError,
 )
+from ..protocol.http.bodies import encode_json
 from ..protocol.limits import CONTROL_BYTES_MAX, HTTP_CONNECTIONS_MAX
 from .access.places import Places
 from .tls.contexts import ServerTls

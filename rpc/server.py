@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import ClientConnectionResetError, web
 
-from ..protocol.control import ErrorBody, encode_json
+from ..protocol.control import ErrorBody
 from ..protocol.endpoints import DATA_PATH, METRICS, OPENAPI
 from ..protocol.errors import (
     AccessDeniedError,
@@ -64,6 +64,7 @@ from ..protocol.errors import (
     TokenIdUnknownError,
     UnauthenticatedError,
 )
+from ..protocol.http.bodies import encode_json
 from ..protocol.http.endpoint import Endpoint, Rights
 from ..protocol.http.openapi import openapi_document
 from ..protocol.ids import MAX_I64

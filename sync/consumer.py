@@ -37,6 +37,7 @@ from ..protocol.reading.instants import GroupBegin
 from ..protocol.routing import ConsumeStrategy
 from .arrow_batch import TakenBatch
 from .loop_thread import LoopThread
+from .take import Take
 
 
 class TakenMessage(Generic[V]):
@@ -273,14 +274,21 @@ class SyncConsumer(Generic[V]):
             KeylaneError: as of the iteration of `keylane.Consumer`.
         """
         try:
-            message = self._thread.run(self._next)
+            taken = Take(self._next, self._put_back).run(self._thread, self._in_hand)
         except ClosedError:
             if not self._is_over:
                 raise
-            message = None
-        if message is None:
+            taken = None
+        if taken is None:
             raise StopIteration
-        return TakenMessage(self._thread, message)
+        return taken
+
+    def _in_hand(self, message: Message[V] | None) -> TakenMessage[V] | None:
+        return None if message is None else TakenMessage(self._thread, message)
+
+    def _put_back(self, taken: Message[V] | list[Message[V]] | ArrowBatch | None) -> None:
+        if taken is not None:
+            self._consumer._put_back(taken)
 
     @property
     def _is_over(self) -> bool:
@@ -296,25 +304,33 @@ class SyncConsumer(Generic[V]):
     def getmany(
         self, *, max_records: int | None = None, timeout_ms: int = 1_000
     ) -> list[TakenMessage[V]]:
-        """Take several messages at once, as `keylane.Consumer.getmany` does, for `ack` and `nack`."""
-        messages = self._thread.run(
-            partial(self._consumer.getmany, max_records=max_records, timeout_ms=timeout_ms)
+        """
+        Take several messages at once, as `keylane.Consumer.getmany` does, for `ack` and `nack`.
+
+        What Ctrl-C keeps from the program comes again at the next call.
+        """
+        take = partial(self._consumer.getmany, max_records=max_records, timeout_ms=timeout_ms)
+        return Take(take, self._put_back).run(
+            self._thread, lambda messages: [TakenMessage(self._thread, each) for each in messages]
         )
-        return [TakenMessage(self._thread, message) for message in messages]
 
     def batches(self) -> Iterator[TakenBatch]:
         """Iterate over messages as Arrow record batches, as `keylane.Consumer.batches` does: `batch.ack()` brings the next one."""
         batches = self._consumer.batches()
         while True:
             try:
-                batch = self._thread.run(partial(_next_batch, batches))
+                take = partial(_next_batch, batches)
+                batch = Take(take, self._put_back).run(self._thread, self._batch_in_hand)
             except ClosedError:
                 if not self._is_over:
                     raise
                 return
             if batch is None:
                 return
-            yield TakenBatch(self._thread, batch)
+            yield batch
+
+    def _batch_in_hand(self, batch: ArrowBatch | None) -> TakenBatch | None:
+        return None if batch is None else TakenBatch(self._thread, batch)
 
     def ack(self, messages: Iterable[TakenMessage[V]]) -> None:
         """Ack messages, as `keylane.Consumer.ack` does."""

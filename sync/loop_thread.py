@@ -171,6 +171,12 @@ class LoopThread:
             future.cancel()
             raise
 
+    def post(self, call: Callable[[], None]) -> None:
+        """Call `call` on the loop, soon, behind what `run` was given; nothing once the thread is stopped."""
+        with self._lock:
+            if self._loop is not None and not self.forked:
+                self._loop.call_soon_threadsafe(call)
+
     def stop(self) -> None:
         """
         Close the client, cancel what still runs, and wait for the end of the thread.  Does nothing in a forked child.

@@ -11,7 +11,7 @@ Invariant
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from hashlib import blake2b
 from types import CodeType
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from ...protocol.errors import ConfigError, CorruptBatchError, FilterError
 from ...protocol.limits import FILTER_CHARS_MAX, TAG_BYTES_MAX, TAGS_WANTED_MAX
 from ...protocol.message import Message
+from ...protocol.text import items_of
 
 PropertyFilter = Mapping[str, str | bytes]
 Filter = PropertyFilter | Callable[[Message[Any]], object]
@@ -121,8 +122,7 @@ def check_tags(tags: Collection[str]) -> tuple[str, ...]:
     Raises:
         ConfigError: no collection of texts without commas; none; more than TAGS_WANTED_MAX; one over TAG_BYTES_MAX.
     """
-    several = isinstance(tags, Iterable) and not isinstance(tags, str | bytes)
-    listed = list(tags) if several else []
+    listed = items_of(tags)
     for tag in listed:
         if not isinstance(tag, str) or not tag or "," in tag or not _fits(tag):
             raise ConfigError(

@@ -137,6 +137,12 @@ class ArrowStream:
         partition.due_ns = self._boot_ns() + wait_ms * 1_000_000
         self._wake()
 
+    def put_back(self, batch: ArrowBatch) -> None:
+        """Take a batch back that the program never saw: it comes again at once, and this time does not count."""
+        if self.has(batch):
+            self.give_back(batch, 0)
+            batch.attempt -= 1
+
     def drop(self, client: PullClient) -> None:
         """Forget the messages of a partition that are not in hand."""
         partition = self._partitions.pop(client, None)

@@ -47,9 +47,9 @@ from .arrow_stream import ArrowStream
 from .failing import Failing
 from .filtered import Filtering
 from .in_hand import InHand
-from .log_throttle import LogLine, LogThrottle
+from .log_throttle import LogThrottle
 from .not_acked import wait_ms_of
-from .taken import LongUnacked, StreamWatch
+from .taken import LongUnacked, StreamWatch, put_back, warn
 
 log = logging.getLogger("keylane.consumer")
 
@@ -414,12 +414,18 @@ class Stream:
         now_ns, sealed = self._boot_ns(), client_of(message).sealed
         asked = None if error else failure.text
         named = (message, failure.kind, now_ns // 1_000_000, wait_ms)
-        _warn(self._log_throttle.failed(*named, asked_for=asked, sealed=sealed))
+        warn(self._log_throttle.failed(*named, asked_for=asked, sealed=sealed))
         back = self._in_hand.give_back(message, now_ns + wait_ms * 1_000_000)
         for each in back:
             each.attempt += 1
         self._work.set()
         return back
+
+    def put_back(self, taken: Message | list[Message] | ArrowBatch) -> None:
+        """See `taken.put_back`."""
+        self._quick, self._alone, self.current = False, False, None
+        put_back(taken, self._arrow, self._in_hand, self._boot_ns())
+        self._work.set()
 
     def _set_aside(self, message: Message, failure: Failure, asked_ms: int = 0) -> list[Message]:
         """Park a message that failed too often, or bury it; returns it and those that the user has no longer."""
@@ -427,7 +433,7 @@ class Stream:
         parks = self._ordered and self._failing.parks(message)
         named = (message, failure.kind, self._boot_ns() // 1_000_000)
         pause_ms = self._failing.pause_ms(message, asked_ms)
-        _warn(self._log_throttle.set_aside(*named, with_key=parks, pause_ms=pause_ms))
+        warn(self._log_throttle.set_aside(*named, with_key=parks, pause_ms=pause_ms))
         self._work.set()
         if not parks:
             if pause_ms is None:
@@ -455,7 +461,7 @@ class Stream:
         if self._log_throttle.in_trouble:
             now_ms = self._boot_ns() // 1_000_000
             for message in messages:
-                _warn(self._log_throttle.handled(message, now_ms))
+                warn(self._log_throttle.handled(message, now_ms))
         if self._in_hand.acked_all(messages):
             self._work.set()
 
@@ -514,7 +520,7 @@ class Stream:
         self._waiting, self._stored = kept, stored
         self._arrow.drop(client)
         for line in self._log_throttle.given_up_all(client.is_of, self._boot_ns() // 1_000_000):
-            _warn(line)
+            warn(line)
         try:
             await self._wait_for_acks(client)
         finally:
@@ -548,7 +554,6 @@ class Stream:
         if self._asked.is_set():
             return
         async with Race() as race:
-            self._quick = self._alone = False
             race.start(self._asked.wait())
             await race.first(self._handover_ms)
 
@@ -562,8 +567,8 @@ class Stream:
         else:
             line = None if self._seen is None else self._log_throttle.stopped(self._seen, now_ms)
             self._seen, self._seen_ms = self.current, now_ms
-        _warn(line)
-        _warn(self._log_throttle.summary(now_ms))
+        warn(line)
+        warn(self._log_throttle.summary(now_ms))
         if not self._iterated and (self._waiting or self._stored):
             first = (self._waiting or self._stored[0].messages())[0]
             self._watch.not_iterated(first, self._here, now_ms)
@@ -587,11 +592,6 @@ class Stream:
         self._waiting.clear()
         self._stored.clear()
         self._work.set()
-
-
-def _warn(line: LogLine | None) -> None:
-    if line is not None:
-        log.warning("%s", line.text)
 
 
 _by_offset = attrgetter("offset")

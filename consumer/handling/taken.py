@@ -17,8 +17,11 @@ from ...rpc.home import Home
 from ..delivery.copied import CopiedDelivery
 from ..log_names import consumer_name, message_name
 from ..pulling.pull_client import PullClient
+from .arrow_batch import ArrowBatch
+from .arrow_stream import ArrowStream
 from .failing import Failing
 from .in_hand import InHand
+from .log_throttle import LogLine
 from .not_acked import is_a_signal
 
 log = logging.getLogger("keylane.consumer")
@@ -61,6 +64,29 @@ def count_try(stream: _Taker, error: BaseException) -> None:
     if delivery.client.left_ms > 0 and delivery.has_taken(message):
         for each in stream.nack(message, 0, error):
             each.delivery.take_back(each.offset)  # type: ignore[union-attr]
+
+
+def put_back(
+    taken: Message[Any] | list[Message[Any]] | ArrowBatch,
+    arrow: ArrowStream,
+    in_hand: InHand,
+    now_ns: int,
+) -> None:
+    """Take back what was given to a program that never saw it: it comes again next, and no try of it counts."""
+    if isinstance(taken, ArrowBatch):
+        arrow.put_back(taken)
+        return
+    for message in [taken] if isinstance(taken, Message) else taken:
+        delivery: Any = message.delivery
+        if delivery.client.left_ms > 0 and delivery.has_taken(message):
+            for each in in_hand.give_back(message, now_ns):
+                each.delivery.take_back(each.offset)  # type: ignore[union-attr]
+
+
+def warn(line: LogLine | None) -> None:
+    """Log a line, if there is one."""
+    if line is not None:
+        log.warning("%s", line.text)
 
 
 class StreamWatch:

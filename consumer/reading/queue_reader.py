@@ -155,7 +155,7 @@ class QueueReader(Resident, Generic[V]):
 
     async def close(self) -> None:
         """Close every connection; a cancellation is raised when that is done."""
-        await clean_up(self._connections.close())
+        await clean_up(self._connections.close)
 
     # ── what users call ──────────────────────────────────────────────────────────────────────────────
     async def queues(self) -> list[QueueView]:

@@ -193,14 +193,14 @@ class Reader(Resident, Generic[V]):
             self._meta = MetaClient(network, self._addresses, timeout_ms=self._timeout_ms)
             await self._connections.wait_for(self._meta, self._begin)
         except BaseException:
-            await clean_up(self._connections.close())
+            await clean_up(self._connections.close)
             raise
         return self
 
     async def close(self) -> None:
         """Close every connection; a cancellation is raised when that is done."""
         self._connections.wait_no_more()
-        await clean_up(self._close())
+        await clean_up(self._close)
 
     async def _close(self) -> None:
         try:

@@ -9,6 +9,8 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from ..access.rights import Rights as Rights  # noqa: PLC0414 - exported
+from ..errors import InvalidRequestError
+from ..text import bad_text
 
 A_co = TypeVar("A_co", covariant=True)
 
@@ -48,5 +50,9 @@ class Endpoint(Generic[A_co]):
         return self.idempotent or self.is_get
 
     def path_of(self, **names: object) -> str:
-        """The path with its `{names}` filled in, percent-encoded."""
-        return self.path.format_map({key: quote(str(name), safe="") for key, name in names.items()})
+        """The path with its `{names}` filled in, percent-encoded.  Raises InvalidRequestError: one is no text of Unicode."""
+        try:
+            parts = {key: quote(str(name), safe="") for key, name in names.items()}
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(bad_text(error)) from None
+        return self.path.format_map(parts)

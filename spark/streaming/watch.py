@@ -82,7 +82,7 @@ class Watch:
 
     async def close(self) -> None:
         """Close every connection; a cancellation is raised when that is done."""
-        await clean_up(self._end())
+        await clean_up(self._end)
 
     async def _end(self) -> None:
         try:

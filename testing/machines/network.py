@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
-from ...protocol.control import ErrorBody, encode_json
+from ...protocol.control import ErrorBody
 from ...protocol.errors import (
     InternalError,
     InvalidRequestError,
@@ -30,6 +30,7 @@ from ...protocol.errors import (
     OutcomeUnknownError,
 )
 from ...protocol.frames import Request
+from ...protocol.http.bodies import encode_body, encode_json
 from ...rpc.plane.prompt import DataService
 from ...rpc.server import ControlRoute, status_of
 from .connection import Connection, SimChannel
@@ -257,7 +258,7 @@ class SimNetwork:
         """See `Network.control`; every call has a connection of its own."""
         del anew
         self._internet.on_call(self._process, f"{method} {path}")
-        packed = b"" if body is None else encode_json(body)
+        packed = encode_body(body)
         future: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()
         call = _ControlCall(self, method, address, path, packed, dict(query or {}), future)
         times = 2 if self._internet.rng.random() < self._internet.weather.twice_chance else 1

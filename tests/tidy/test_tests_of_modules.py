@@ -16,7 +16,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/groups/test_policies.py": "groups",
         "integration/brokers/test_scheduled_ends.py": "scheduled",
         "integration/retention/test_holds.py": "holds",
-        "integration/access/test_access.py": "access",
         "integration/hosts/test_members.py": "members",
     },
     "broker/access": {

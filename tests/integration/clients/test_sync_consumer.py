@@ -6,9 +6,10 @@ import asyncio
 import copy
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from multiprocessing import get_context
 from operator import methodcaller
+from typing import Any
 
 import pytest
 
@@ -184,3 +185,58 @@ def test_loop_over_a_consumer_that_was_never_open_is_refused():
         next(iter(consumer))
     with pytest.raises(ClosedError):
         next(consumer.batches())
+
+
+def interrupt_once_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have Ctrl-C come at the next call once, when its work is done and the caller has not got the result."""
+    begin = asyncio.run_coroutine_threadsafe
+
+    def begun(*args: Any) -> Any:
+        future = begin(*args)
+        monkeypatch.undo()
+
+        def result(_timeout_s: float | None = None) -> Any:
+            wait([future])
+            raise KeyboardInterrupt
+
+        future.result = result  # type: ignore[method-assign]
+        return future
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", begun)
+
+
+@pytest.mark.parametrize("manner", ["getmany", "next", "batches"])
+def test_messages_come_again_in_order_when_ctrl_c_keeps_them_from_the_program(
+    shared_cluster: Cluster, monkeypatch: pytest.MonkeyPatch, manner: str
+):
+    """They were held until the close, and with them all later ones of their keys."""
+    subject = f"sync-interrupted-{manner}"
+    fill(shared_cluster, subject, 6)
+    with Consumer(shared_cluster.meta, subject=subject, group="g") as consumer:
+        taken: list[int] = []
+
+        def take() -> None:
+            if manner == "getmany":
+                messages = consumer.getmany(max_records=4, timeout_ms=5_000)
+                assert all(message.attempt == 1 for message in messages)
+                taken.extend(message.offset for message in messages)
+                consumer.ack(messages)
+            elif manner == "next":
+                message = next(consumer)
+                assert message.attempt == 1
+                taken.append(message.offset)
+                message.ack()
+            else:
+                batch = next(consumer.batches())
+                assert batch.attempt == 1
+                taken.extend(range(batch.start_offset, batch.next_offset))
+                batch.ack()
+
+        for _ in range(2):
+            interrupt_once_done(monkeypatch)
+            with pytest.raises(KeyboardInterrupt):
+                take()
+        while len(taken) < 6:
+            take()
+        assert len(taken) == 6
+        assert [[at for at in taken if at % 2 == key] for key in (0, 1)] == [[0, 2, 4], [1, 3, 5]]

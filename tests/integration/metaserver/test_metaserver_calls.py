@@ -21,7 +21,6 @@ from keylane.protocol.control import (
     ReleaseGrant,
     Retention,
     SwitchGroup,
-    encode_json,
 )
 from keylane.protocol.errors import (
     BrokerCordonedError,
@@ -41,6 +40,7 @@ from keylane.protocol.errors import (
     SubjectUnknownError,
     TokenUnknownError,
 )
+from keylane.protocol.http.bodies import encode_json
 from keylane.protocol.operations import Cordon, OperationKind, Reshape
 from keylane.protocol.routing import (
     ConsumeStrategy,

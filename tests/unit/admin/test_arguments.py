@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime
+
+import numpy as np
 import pytest
 
-from keylane.admin.arguments import checked
-from keylane.protocol.control import SwitchGroup
+from keylane.admin.access import _instant
+from keylane.admin.arguments import checked, mapping_of
+from keylane.protocol.control import DeleteGroup, DeleteSubject, SwitchGroup
 from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.routing import ConsumeStrategy
@@ -26,3 +30,35 @@ def test_argument_is_refused_by_its_name_when_its_type_is_wrong():
         checked(Reshape, {"kind": "grow", "queues": ["3"]})
     with pytest.raises(InvalidRequestError, match="consume_strategy"):
         checked(SwitchGroup, {"strategy": "none"}, strategy="consume_strategy")
+
+
+def test_argument_is_refused_when_it_is_no_text_of_unicode_or_very_long():
+    """The first was a UnicodeEncodeError; the text of the second was as long as what was given."""
+    with pytest.raises(InvalidRequestError, match="not valid text"):
+        checked(SwitchGroup, {"strategy": "a\ud800"})
+    with pytest.raises(InvalidRequestError) as refused:
+        checked(SwitchGroup, {"strategy": "x" * 70_000})
+    assert len(str(refused.value)) < 1_000
+
+
+@pytest.mark.parametrize("given", [3, "ab", [1], np.int64(3), np.array([1, 2]), None])
+def test_mapping_is_refused_by_its_name_when_it_is_something_else(given):
+    """Offsets of a hold were an AttributeError, those of a publication a TypeError or a ValueError."""
+    assert mapping_of("ends", {1: 2}) == {1: 2}
+    with pytest.raises(InvalidRequestError, match="ends must be a mapping"):
+        mapping_of("ends", given)
+
+
+@pytest.mark.parametrize("kind", [DeleteSubject, DeleteGroup])
+def test_id_is_refused_when_no_server_can_store_it(kind):
+    """A metaserver met an OverflowError of SQLite."""
+    with pytest.raises(InvalidRequestError, match="9223372036854775807"):
+        checked(kind, {"subject_id" if kind is DeleteSubject else "group_id": 2**63})
+
+
+@pytest.mark.parametrize("given", [3, "2030-01-31", date(2030, 1, 1), True, datetime.min])
+def test_time_is_refused_by_its_name_when_it_is_no_datetime_with_a_zone(given):
+    """Of a token's begin and end; others than datetimes were an AttributeError."""
+    assert _instant("ends", datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)) == 1_000
+    with pytest.raises(InvalidRequestError, match=r"ends .* time zone"):
+        _instant("ends", given)

@@ -268,3 +268,28 @@ async def test_send_all_of_large_values_waits_for_room():
     async with producer_on(network) as producer:
         await producer.send_all("s", ((b"k", value) for value in values))
     assert [value for stored in network.stored.values() for value in stored] == values
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 5])
+def test_close_gives_up_every_message_when_the_event_loop_ends_meanwhile(turns: int):
+    """`asyncio.run` cancels the tasks of the close too: no future may stay without an outcome."""
+    futures = []
+    closed = []
+
+    async def program() -> None:
+        network = ScriptedNetwork()
+        producer = producer_on(network, ProducerSettings(backoff=QUICK.backoff))
+        await producer.__aenter__()
+        await producer.send("s", b"0", key=b"k")
+        network.mute.add(1)
+        futures.extend(producer.send("s", b"%d" % number, key=b"k") for number in range(3))
+        await asyncio.sleep(0.01)
+        closing = asyncio.create_task(producer.close(flush=False))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        assert not closing.done()
+        closed.append(producer)
+
+    asyncio.run(program())
+    assert all(future.done() for future in futures)
+    assert "closed" in repr(closed[0])

@@ -12,9 +12,9 @@ from keylane.protocol.control import (
     HostPartition,
     Join,
     PartitionStatus,
-    encode_json,
 )
 from keylane.protocol.errors import Fate
+from keylane.protocol.http.bodies import encode_json
 from keylane.protocol.limits import PARTITIONS_MAX, PULL_WAIT_MS_MAX, TTL_MS_MAX, TTL_MS_MIN
 from keylane.protocol.routing import Partition, PartitionState
 

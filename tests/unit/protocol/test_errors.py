@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from keylane.protocol import errors
-from keylane.protocol.control import ErrorBody, encode_json
+from keylane.protocol.control import ErrorBody
 from keylane.protocol.errors import (
     HINT_CHARS_MAX,
     TEXT_CHARS_MAX,
@@ -32,6 +32,7 @@ from keylane.protocol.frames import (
     refusal,
     refusal_error,
 )
+from keylane.protocol.http.bodies import encode_json
 from keylane.protocol.limits import FRAME_BYTES_MAX
 
 KINDS = [getattr(errors, name) for name in errors.codes().values()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Self
 
+import numpy as np
 import pytest
 
 from keylane.protocol.errors import CorruptBatchError, InvalidRequestError, MessageTooLargeError
@@ -106,6 +107,20 @@ def test_tags_come_back_when_there_are_properties_or_none(tags):
     assert message(packed).properties["a"] == b"b"
     assert message(pack_properties(message(packed).properties)).tags == tuple(tags)
     assert message(pack_properties(None, tags)).tags == tuple(tags)
+
+
+def test_error_of_bad_text_names_tags_or_properties():
+    """The text of tags was called a property."""
+    with pytest.raises(InvalidRequestError, match=r"a tag that is not valid text: 'eu,a\\ud800'"):
+        pack_properties({"a": "b"}, ["eu", "a\ud800"])
+    with pytest.raises(InvalidRequestError, match=r"a property that is not valid text: 'b\\ud800'"):
+        pack_properties({"a": "b\ud800"}, ["eu"])
+
+
+def test_tags_are_refused_when_they_cannot_be_iterated():
+    """An array without a dimension says that it can, and raised a TypeError."""
+    with pytest.raises(InvalidRequestError, match="tags are texts"):
+        pack_properties(None, np.array("eu"))
 
 
 @pytest.mark.parametrize("properties", [None, {"a": "b"}, {"keylane.tags": b"\xff"}])

@@ -60,7 +60,7 @@ async def test_clean_up_is_finished_when_its_waiter_is_cancelled():
             await asyncio.sleep(0.02)
             steps.append(step)
 
-    waiter = asyncio.ensure_future(clean_up(work()))
+    waiter = asyncio.ensure_future(clean_up(work))
     for _ in range(2):
         await asyncio.sleep(0.01)
         waiter.cancel()
@@ -69,12 +69,29 @@ async def test_clean_up_is_finished_when_its_waiter_is_cancelled():
     assert steps == [0, 1, 2]
 
 
+def test_clean_up_is_finished_when_the_event_loop_ends_meanwhile():
+    """`asyncio.run` cancels all tasks that are left, also those that clean up."""
+    steps = []
+
+    async def work() -> None:
+        await asyncio.sleep(0.02)
+        steps.append("done")
+
+    async def program() -> None:
+        waiting = asyncio.create_task(clean_up(work))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+
+    asyncio.run(program())
+    assert steps == ["done"]
+
+
 async def test_clean_up_passes_on_what_its_work_raised():
     async def work() -> None:
         raise OSError("no")
 
     with pytest.raises(OSError, match="no"):
-        await clean_up(work())
+        await clean_up(work)
 
 
 async def test_broker_of_closed_connections_is_a_typed_error():

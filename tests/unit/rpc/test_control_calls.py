@@ -21,7 +21,6 @@ from keylane.protocol.control import (
     Heartbeat,
     Leave,
     SubjectList,
-    encode_json,
 )
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
@@ -39,6 +38,7 @@ from keylane.protocol.errors import (
     SubjectExistsError,
     SubjectUnknownError,
 )
+from keylane.protocol.http.bodies import encode_json
 from keylane.protocol.limits import CONTROL_BYTES_MAX
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.environment import Environment
