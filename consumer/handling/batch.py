@@ -126,7 +126,8 @@ class Batch:
     @property
     def is_loose(self) -> bool:
         """True if no message waits for these: log lines say so."""
-        return self.messages[0].delivery.is_loose  # type: ignore[union-attr]
+        first: Any = self.messages[0].delivery
+        return bool(first.is_loose)
 
     @property
     def deadline_ns(self) -> int:
