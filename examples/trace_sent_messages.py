@@ -1,7 +1,7 @@
 """One trace through a producer, a handler, and what the handler sends: each message has its `traceparent` as a property.
 
 keylane dev --subject tickets --subject bills     (in another terminal)
-python examples/trace_messages.py
+python examples/trace_sent_messages.py
 
 With OpenTelemetry in place of the two functions: docs/CONSUMING.md, "Traces".
 """
