@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import NoReturn
+from typing import NoReturn, SupportsIndex
 
 from ..protocol.errors import InvalidRequestError, PartitionUnknownError, SeekRefusedError
 from ..rpc.connections import Connections
@@ -102,7 +101,7 @@ class Owned:
 
         Raises:
             PartitionUnknownError: a partition is not assigned now; nothing has changed.
-            InvalidRequestError: a list or a text in place of the id of a partition.
+            InvalidRequestError: a list, a text or an `Assignment` in place of the id of a partition.
             ClosedError, ForkedError, OtherLoopError: the consumer is not open here.
         """
         ids = partition_ids or tuple(client.partition_id for client in self._all_clients)
@@ -113,9 +112,10 @@ class Owned:
             part._home.check()
         owned = {client.partition_id for client in self._all_clients}
         for partition_id in partition_ids:
-            if isinstance(partition_id, Iterable):
+            if not isinstance(partition_id, SupportsIndex):
                 raise InvalidRequestError(
-                    f"partitions are given one by one, as pause(3, 5), not {partition_id!r:.40}"
+                    "partitions are given by their ids, one by one, as pause(3, 5) or "
+                    f"pause(*consumer.position), not {partition_id!r:.40}"
                 )
             if partition_id not in owned:
                 raise PartitionUnknownError(

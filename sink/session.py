@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
+from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import InvalidRequestError as TransactionError
 from sqlalchemy.exc import UnboundExecutionError
@@ -59,6 +60,8 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         self._messages = messages
         self._todo = todo
         self._transaction: object = None
+        self._guarded: Connection | None = None
+        self._commit_refused = False
         self._looks: list[tuple[Source, Look]] = []
         self._deliveries = {_source_of(message): message.delivery for message in messages}
         self._by_source: dict[Source, dict[int, Message[Any]]] = {}
@@ -129,16 +132,26 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         left = [
             self._by_source[source][offset] for source, look in self._looks for offset in look.left
         ]
+        # The transaction must not end without the offset: its effects would be committed again at each try.
+        event.listen(connection, "commit", self._refuse_commit)
+        self._guarded = connection
         todo: Any = bool(left) if self._todo is bool else left
         return todo  # type: ignore[no-any-return]  # its type was given by the caller
 
+    def _refuse_commit(self, connection: Connection) -> None:
+        self._commit_refused = True
+        # SQLAlchemy takes the transaction for ended: without this the next commit of the connection would write its effects.
+        connection.connection.rollback()
+        raise _ended_inside()
+
     def _end(self, target: Session | Connection, error: BaseException | None) -> None:
+        guarded, self._guarded = self._guarded, None
+        if guarded is not None:
+            event.remove(guarded, "commit", self._refuse_commit)
         if error is not None:
             return
-        if target.get_transaction() is not self._transaction:
-            raise InvalidRequestError(
-                "the transaction was ended inside of the block, so its effects are not fenced: commit after the block"
-            )
+        if self._commit_refused or target.get_transaction() is not self._transaction:
+            raise _ended_inside()
         if isinstance(target, Session):
             target.flush()
         connection = _connection_of(target)
@@ -273,6 +286,12 @@ def fenced_batch(
         if newest != oldest:
             raise oldest.fenced(newest.token, message.offset)
     return Fenced(_checked_target(target), checked, list, prefix)
+
+
+def _ended_inside() -> InvalidRequestError:
+    return InvalidRequestError(
+        "the transaction was ended inside of the block, so its effects are not fenced: commit after the block"
+    )
 
 
 def _passes_a_merge(offsets: list[int]) -> bool:

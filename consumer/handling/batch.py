@@ -119,6 +119,17 @@ class Batch:
         return self
 
     @property
+    def group(self) -> str:
+        """The consumer group of the messages: log lines name it."""
+        return self.messages[0].group
+
+    @property
+    def is_loose(self) -> bool:
+        """True if no message waits for these: log lines say so."""
+        first: Any = self.messages[0].delivery
+        return bool(first.is_loose)
+
+    @property
     def deadline_ns(self) -> int:
         """The handler does not start after it."""
         deadlines_ns: list[int] = [delivery.deadline_ns for delivery in self._deliveries]

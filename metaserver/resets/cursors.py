@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...protocol.errors import InvalidRequestError, PartitionUnknownError
+from ...protocol.errors import InvalidRequestError, OffsetOutOfRangeError, PartitionUnknownError
 from ...protocol.progress import ResetGroup, ResetTo
 from ...protocol.queues import (
     Segment,
@@ -28,6 +28,9 @@ from ...protocol.queues import (
 )
 from ...protocol.reading.placing import OwnPlace, place_in_order
 from ...protocol.routing import Partition, PartitionState
+
+PLACE_HINT = "Nothing is set.  Give an offset from first_offset to next_offset, or set it to earliest, latest or a time."
+"""For who names an offset that a queue or a partition has not; the error's own hint is for readers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +172,31 @@ def _stored(segments: Sequence[Segment], at: int, begun: bool) -> int:
     """A logic offset that is stored, or the next one; of a reset that has begun the nearest.  Raises OffsetOutOfRangeError."""
     if begun:
         return min(max(at, queue_min(segments)), queue_max(segments))
-    check_logic_offset(segments, at)
+    try:
+        check_logic_offset(segments, at)
+    except OffsetOutOfRangeError as error:
+        error.hint = PLACE_HINT
+        raise
     return at
+
+
+def _stored_in(part: PartitionOffsets, at: int, begun: bool) -> int:
+    """As `_stored`, of an offset of one partition, in the offsets that its messages have there."""
+    low, high = part.first_offset, part.next_offset
+    if begun:
+        return min(max(at, low), high)
+    if low <= at <= high:
+        return at
+    number = int(part.partition.partition_id)
+    error = OffsetOutOfRangeError(
+        f"offset {at} of partition {number} is not in [{low}, {high}]",
+        partition_id=number,
+        offset=at,
+        first_offset=low,
+        next_offset=high,
+    )
+    error.hint = PLACE_HINT
+    raise error
 
 
 def _of_partitions(
@@ -188,7 +214,7 @@ def _physical(ask: ResetGroup, part: PartitionOffsets, begun: bool) -> int:
             return part.next_offset
         case ResetTo.OFFSET:
             assert ask.offset is not None
-            return _stored([part.segment], ask.offset, begun)
+            return _stored_in(part, ask.offset, begun)
         case ResetTo.TIME:
             return part.next_offset if part.at_time is None else part.at_time
         case ResetTo.SHIFT:
@@ -199,8 +225,7 @@ def _physical(ask: ResetGroup, part: PartitionOffsets, begun: bool) -> int:
         case ResetTo.CURSORS:
             assert ask.cursors is not None
             cursor = ask.cursors.get(int(part.partition.partition_id), part.present)
-            logic_start = part.segment.logic_start
-            return _stored([part.segment], logic_start + cursor, begun) - logic_start
+            return _stored_in(part, cursor, begun)
 
 
 def generations(partitions: Sequence[Partition]) -> list[list[int]]:

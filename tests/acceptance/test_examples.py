@@ -74,6 +74,23 @@ async def test_add_each_once(file_cluster, tmp_path):
     assert run(file_cluster, "add_each_once.py", path) == []
 
 
+async def test_trace_sent_messages(file_cluster):
+    """The spans of a ticket and of its bill are of the trace that the ticket was sent with."""
+    for subject in ("tickets", "bills"):
+        await file_cluster.create(subject)
+    lines = run(file_cluster, "trace_sent_messages.py")
+    traces: dict[str, list[str]] = {}
+    for line in lines:
+        ticket, *words = line.split()
+        traces.setdefault(ticket, []).extend(word.split("-")[1] for word in words if "-" in word)
+    assert set(traces) == {"ticket-0", "ticket-1", "ticket-2"}
+    assert [len(ids) for ids in traces.values()] == [3, 3, 3]  # ordered, billed, mailed
+    assert [len(set(ids)) for ids in traces.values()] == [1, 1, 1]
+    assert len({ids[0] for ids in traces.values()}) == 3
+    spans = [word.split("-")[2] for line in lines for word in line.split()[1:] if "-" in word]
+    assert len(set(spans)) == 9
+
+
 async def test_run_until_stopped(file_cluster):
     """At SIGTERM it hands over and ends in peace; the next run gets only what is left."""
     await fill(file_cluster, "stopped", [(b"k", b"%d" % n) for n in range(40)])

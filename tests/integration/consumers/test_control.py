@@ -187,8 +187,11 @@ async def test_consumer_without_a_subject_handles_several(shared_cluster: Cluste
         await consumer.resume(*owned)
         with pytest.raises(PartitionUnknownError, match="partition 999999 is not assigned"):
             await consumer.pause(owned[0], 999_999)
-        with pytest.raises(InvalidRequestError, match=r"one by one, as pause\(3, 5\), not \["):
+        by_id = r"one by one, as pause\(3, 5\) or pause\(\*consumer\.position\), not "
+        with pytest.raises(InvalidRequestError, match=by_id + r"\["):
             await consumer.pause(owned)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequestError, match=by_id + "Assignment"):
+            await consumer.pause(*consumer.assignment)  # type: ignore[arg-type]
         assert not any(each.paused for each in consumer.assignment)
         with pytest.raises(SeekRefusedError, match="keylane group reset"):
             consumer.seek(owned[0], 3)

@@ -174,13 +174,15 @@ async def test_reset_beyond_the_end_is_refused_and_changes_nothing(shared_cluste
     async with asyncio.timeout(60), member.consumer, Admin(shared_cluster.meta) as admin:
         await eventually(lambda: len(member.handled) == 10)
         (owned,) = member.consumer.assignment
-        with pytest.raises(OffsetOutOfRangeError):
+        named = f"offset 11 of partition {owned.partition_id} is not in \\[0, 10\\]"
+        with pytest.raises(OffsetOutOfRangeError, match=f"^{named}") as refused:
             await admin.reset_group(
                 *("live-beyond", "g", "offset"),
                 offset=11,
                 partition_id=owned.partition_id,
                 live=True,
             )
+        assert "earliest, latest or a time" in refused.value.hint
         await send(shared_cluster, "live-beyond", range(10, 12))
         await eventually(lambda: len(member.handled) == 12)
         assert member.told == ["assigned"]

@@ -142,7 +142,7 @@ def test_cursors_of_partitions_or_offsets_that_are_not_there_are_refused(lineage
     with pytest.raises(PartitionUnknownError):
         new_cursors(ResetGroup(to=ResetTo.CURSORS, cursors={99: 0}), lineage, static=False)
     beyond = ResetGroup(to=ResetTo.CURSORS, cursors={number: lineage[-1].next_offset + 1})
-    with pytest.raises(OffsetOutOfRangeError):
+    with pytest.raises(OffsetOutOfRangeError, match=rf" of partition {number} is not in \["):
         new_cursors(beyond, lineage, static=False)
 
 

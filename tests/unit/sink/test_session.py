@@ -333,6 +333,55 @@ def test_block_is_refused_when_its_transaction_ends_inside(engine):
             commit_inside(session)
 
 
+@pytest.mark.parametrize("caught", [False, True])
+@pytest.mark.parametrize("of", [Session, sa.Connection])
+def test_commit_inside_of_a_block_writes_nothing(engine, of, caught: bool):
+    """Its effect would be there again after each try; a savepoint is no commit, and later transactions are free."""
+
+    def write_once(target: Session | sa.Connection) -> None:
+        with FencedSession(target, delivered(3)) as todo:
+            assert todo
+            target.execute(sa.insert(Entry).values(offset=3))
+            with target.begin_nested():
+                target.execute(sa.insert(Entry).values(offset=3))
+            try:
+                target.commit()
+            except InvalidRequestError:
+                if not caught:
+                    raise
+
+    with Session(engine) if of is Session else engine.connect() as target:
+        for _ in range(3):
+            with pytest.raises(InvalidRequestError, match="commit after the block"):
+                write_once(target)
+        assert entries(engine) == [] == done(engine)
+        with FencedSession(target, delivered(3)) as todo:
+            assert todo
+            target.execute(sa.insert(Entry).values(offset=3))
+        target.execute(sa.insert(Entry).values(offset=4))
+        target.commit()
+    assert (entries(engine), done(engine)) == ([3, 4], [(3, 4)])
+
+
+async def test_commit_of_an_async_session_inside_of_a_block_writes_nothing(tmp_path):
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'async.db'}")
+    await create_tables(engine)
+    async with engine.begin() as connection:
+        await connection.run_sync(Base.metadata.create_all)
+
+    async def write_once(session: AsyncSession, message) -> None:
+        async with FencedSession(session, message):
+            session.add(Entry(offset=3))
+            await session.commit()
+
+    async with AsyncSession(engine) as session:
+        with pytest.raises(InvalidRequestError, match="commit after the block"):
+            await write_once(session, delivered(3))
+    async with AsyncSession(engine) as session:
+        assert list((await session.execute(sa.select(Entry.offset))).scalars()) == []
+    await engine.dispose()
+
+
 def test_session_of_two_databases_is_refused(engine, tmp_path):
     second = sa.create_engine(f"sqlite:///{tmp_path / 'second.db'}")
     Base.metadata.create_all(second)

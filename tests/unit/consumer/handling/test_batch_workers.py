@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from keylane.consumer.handling.failing import Failing
 from keylane.consumer.settings import FailurePolicy
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import SystemClock
+from keylane.protocol.text import key_digest
 from support.cluster import eventually
 from support.handling import Client, Crash
 from support.running.eager_tasks import eager_tasks
@@ -113,6 +115,31 @@ async def test_failed_batch_is_tried_whole_once_and_then_in_halves():
     await eventually(lambda: len(client.handled) == 8)
     assert client.handled[-2:] == [3, 7]
     await workers.close()
+
+
+@pytest.mark.parametrize("loose", [False, True])
+async def test_failed_batch_is_logged_as_a_message_is(
+    loose: bool, caplog: pytest.LogCaptureFixture
+):
+    """With its group, and with what waits for it: nothing, if it is of dead letters that are retried."""
+
+    def handle(messages: list[Message]) -> None:
+        if messages[0].attempt == 1:
+            raise ValueError("no")
+
+    client = Client()
+    client.group = "billing"
+    client.is_loose = loose
+    workers = workers_of(handle)
+    with caplog.at_level(logging.WARNING, "keylane.consumer"):
+        client.give(workers, b"a", b"b")
+        await eventually(lambda: len(client.handled) == 2)
+        await workers.close()
+    where = f"s partition 1 offset 0 in group billing, {key_digest(b'a')}"
+    failed, handled = caplog.messages
+    assert failed.startswith(f"handler of batches failed with ValueError on {where}: attempt 1, ")
+    assert ("later messages of its key wait" in failed) is not loose
+    assert handled.startswith(f"{where} is handled: ")
 
 
 @pytest.mark.parametrize("ask", ["raise", "return"])

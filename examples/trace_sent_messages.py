@@ -1,0 +1,66 @@
+"""One trace through a producer, a handler, and what the handler sends: each message has its `traceparent` as a property.
+
+keylane dev --subject tickets --subject bills     (in another terminal)
+python examples/trace_sent_messages.py
+
+With OpenTelemetry in place of the two functions: docs/CONSUMING.md, "Traces".
+"""
+
+import asyncio
+import os
+import secrets
+
+from keylane import Consumer, Message, Producer
+
+META = os.environ.get("KEYLANE_META", "127.0.0.1:7000")
+COUNT = 3
+
+
+def new_span(parent: str = "") -> str:
+    """A `traceparent` of W3C Trace Context: of the parent's trace, or of a new one."""
+    trace = parent.split("-")[1] if parent else secrets.token_hex(16)
+    return f"00-{trace}-{secrets.token_hex(8)}-01"
+
+
+def parent_of(message: Message) -> str:
+    """The sender's `traceparent`; "" if it gave none."""
+    given = message.properties.get("traceparent", "")
+    return given if isinstance(given, str) else ""
+
+
+async def main() -> None:
+    billed = 0
+    everything = asyncio.Event()
+    consumer = Consumer(META)
+
+    async with Producer(META) as producer:
+
+        @consumer.on("tickets", group="billing")
+        async def bill(message: Message) -> None:
+            parent = parent_of(message)
+            span = new_span(parent)
+            print(f"{message.value.decode()} ordered: {parent} billed: {span}")
+            await producer.send(
+                "bills", message.value, key=message.key, properties={"traceparent": span}
+            )
+
+        @consumer.on("bills", group="mail")
+        async def mail(message: Message) -> None:
+            nonlocal billed
+            print(f"{message.value.decode()} mailed: {new_span(parent_of(message))}")
+            billed += 1
+            if billed == COUNT:
+                everything.set()
+
+        for number in range(COUNT):
+            await producer.send(
+                "tickets",
+                b"ticket-%d" % number,
+                key=b"ada",
+                properties={"traceparent": new_span()},
+            )
+        async with consumer:
+            await everything.wait()
+
+
+asyncio.run(main())
