@@ -6,7 +6,7 @@ from datetime import datetime
 
 from ..protocol.access.principals import check_principal
 from ..protocol.access.quota import NO_QUOTA, Quota, check_quota, check_sessions, check_together
-from ..protocol.access.rights import ANY, AccessGrant, Rights, check_grant
+from ..protocol.access.rights import ANY, AccessGrant, Rights, check_grant, check_granted
 from ..protocol.errors import InvalidRequestError
 from ..protocol.http import access as calls
 from ..protocol.http.access import (
@@ -198,6 +198,7 @@ class AccessCalls(ClusterCalls):
 
 def _change(principal: str, right: Rights | str, subject: str, group: str) -> ChangeGrant:
     check_principal(principal)
+    check_granted(right)
     fields = {"right": right, "subject": subject, "group": group}
     return ChangeGrant(principal=principal, grant=check_grant(checked(AccessGrant, fields)))
 

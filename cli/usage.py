@@ -23,6 +23,31 @@ def asks_for_json(arguments: Sequence[str]) -> bool:
     return False
 
 
+def with_one_meta(arguments: Sequence[str]) -> list[str]:
+    """
+    The words, with the addresses of every `--meta` in the first one, with commas.
+
+    The parser would take the last one alone, and ask one metaserver of several without a word.
+    """
+    words: list[str] = []
+    first: int | None = None
+    rest = iter(arguments)
+    for word in rest:
+        if word == "--":
+            return [*words, word, *rest]
+        value = next(rest, None) if word == "--meta" else word.removeprefix("--meta=")
+        if word != "--meta" and not word.startswith("--meta="):
+            words.append(word)
+        elif value is None:
+            words.append(word)  # its value is missing: the parser says so
+        elif first is None:
+            first = len(words)
+            words.append(f"--meta={value}")
+        else:
+            words[first] += f",{value}"
+    return words
+
+
 def run_command_line(app: typer.Typer, program: str) -> None:
     """Run `app` with the words of the command line, and end the process with its status; 1 for a KeylaneError."""
     in_json = asks_for_json(sys.argv[1:])
@@ -42,11 +67,12 @@ def run_command_line(app: typer.Typer, program: str) -> None:
 
 
 def _run_app(app: typer.Typer, program: str, *, in_json: bool) -> None:
+    words = with_one_meta(sys.argv[1:])
     if not in_json:
-        app(prog_name=program)
+        app(words, prog_name=program)
         return
     try:
-        status = app(prog_name=program, standalone_mode=False)
+        status = app(words, prog_name=program, standalone_mode=False)
     except typer.TyperException as error:
         _show_json(error, program)
         sys.exit(getattr(error, "exit_code", 1))

@@ -356,13 +356,15 @@ class HttpNetwork:
 
     async def _no_answer(
         self, address: str, method: str, path: str, error: Exception
-    ) -> NotSentError | OutcomeUnknownError:
-        """The error of a call whose connection failed."""
+    ) -> NotSentError | OutcomeUnknownError | ForeignServerError:
+        """The error of a call whose connection failed, or brought what is no HTTP."""
         answered = address in self._answered and method != aiohttp.hdrs.METH_GET
         problem = await self._tls_problem(address, error)
         # An alert of TLS says that nothing was done, a look afterwards does not: an older connection may have been used.
         if problem is not None and (not answered or tls_problem(address, error) is not None):
             return problem
+        if problem is None and isinstance(error, aiohttp.ClientResponseError):
+            return _no_http(address, method, path)
         why = reason(error) if problem is None else problem.message
         return OutcomeUnknownError(f"no answer from {address} to {method} {path}: {why}")
 
@@ -388,7 +390,9 @@ class HttpNetwork:
                 text = await response.text()
                 status, date = response.status, response.headers.get("Date", "")
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            problem = await self._tls_problem(address, error)
+            problem: KeylaneError | None = await self._tls_problem(address, error)
+            if problem is None and isinstance(error, aiohttp.ClientResponseError):
+                problem = _no_http(address, aiohttp.hdrs.METH_GET, path)
             raise problem or NotSentError(
                 f"cannot reach {address}: {reason(error)}", address=address
             ) from cause(error)
@@ -527,3 +531,8 @@ def _check_answerer(version: str | None, method: str) -> None:
         if method == aiohttp.hdrs.METH_GET:
             raise
         raise error.copy(Fate.UNKNOWN) from None
+
+
+def _no_http(address: str, method: str, path: str) -> ForeignServerError:
+    """As of a mail server, or of one of SSH."""
+    return ForeignServerError(f"{address} answered {method} {path} not in HTTP", address=address)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from ..protocol import endpoints
+from ..protocol.access.capability import NO_CAPABILITY
 from ..protocol.control import Health
 from ..protocol.errors import (
     ForeignServerError,
@@ -16,6 +17,7 @@ from ..protocol.errors import (
     OutcomeUnknownError,
     RetryRule,
     StorageError,
+    UnauthenticatedError,
 )
 from ..protocol.http.endpoint import Endpoint
 from .liveness.asking_again import Asking
@@ -87,9 +89,9 @@ class Metaservers:
                     endpoint, address, endpoint.path_of(**names), body, query,
                     wait_ms=wait_ms, timeout_ms=time_ms,
                 )  # fmt: skip
-            except InvalidRequestError as error:
+            except (InvalidRequestError, UnauthenticatedError) as error:
                 left_ms = int((until_s - now_s()) * 1000)
-                other = await self._other_program(address, left_ms) if error.unknown_call else None
+                other = await self._other_program(address, left_ms) if _of_another(error) else None
                 if other is None:
                     raise
                 self.put_last(address)
@@ -122,6 +124,17 @@ class Metaservers:
         except KeylaneError:
             pass
         return None
+
+
+def _of_another(error: InvalidRequestError | UnauthenticatedError) -> bool:
+    """
+    Whether another program of keylane may have answered.
+
+    A broker with access control takes capabilities, and refuses a token before it looks for the call.
+    """
+    if isinstance(error, UnauthenticatedError):
+        return error.reason == NO_CAPABILITY
+    return bool(error.unknown_call)
 
 
 def of_program(program: str, address: str, health: Health) -> Health:

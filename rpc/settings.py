@@ -163,6 +163,7 @@ class SettingSources(Generic[Settings]):
             default = "" if _needed(field) or field.default in (None, "") else f" ({field.default})"
             parser.add_argument(
                 flag_of(field.name),
+                action=_Joined if self._hints[field.name] == tuple[str, ...] else "store",
                 type=_KINDS_OF_FLAGS.get(self._hints[field.name], str),
                 metavar="N" if self._hints[field.name] is int else "TEXT",
                 help=(field.metadata.get("doc", "") + default).replace("%", "%%"),
@@ -174,6 +175,20 @@ class SettingSources(Generic[Settings]):
             help=f"TOML file with these settings by name, at its top or under [{self._program}]",
         )
         return parser
+
+
+class _Joined(argparse.Action):
+    """A flag of a list: one that is repeated adds to the list, where the last one would count alone unnoticed."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, values if before is None else f"{before},{values}")
 
 
 def flag_of(name: str) -> str:

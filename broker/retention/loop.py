@@ -41,6 +41,7 @@ from ..storage.reserve import Reserve
 from ..store.group_commit import RunBlocking
 from ..store.store import Store
 from .calendar import Calendar
+from .disk_notes import DiskNotes
 from .policy import (
     DiskUse,
     Limits,
@@ -59,6 +60,8 @@ SLICE = 500
 """Partitions that are looked at without a pause."""
 NOT_ACCEPTED = "nothing is removed until a metaserver takes this broker's report"
 """The folder may be an older copy, which lacks consumer groups."""
+NO_DISK = DiskUse(free_bytes=0, total_bytes=0)
+"""Nothing of it is in use."""
 HEADERS_MAX = 10_000
 """Records of a segment that are read to find its first message."""
 
@@ -87,6 +90,7 @@ class Cleaning:
         self._forgotten = store.log.first_position
         """The log position up to which the index has forgotten the log."""
         self._calendar = Calendar(clock)
+        self._notes = DiskNotes(clock)
         self.adopt(settings)
         self._dropped_version = -1 if store.state.dropped else 0
         """The version of the dropped partitions for which `_vacant` was found."""
@@ -94,7 +98,8 @@ class Cleaning:
         """No hosted partition has a message below this position."""
         self._run_commit = run_commit
         self._run_read = run_read
-        self._disk_use = DiskUse(free_bytes=0, total_bytes=0)
+        self._refusal = ""
+        self._disk_use = NO_DISK
         """As the last check has found it; nothing is in use before the first one."""
         self._first_ms: dict[int, int] = {}
         """Time of the first message of a segment, by its base."""
@@ -159,7 +164,17 @@ class Cleaning:
         """
         disk, segments = await self._run_read(self._look)
         self._disk_use = disk
-        self._store.commit.refuse_messages(reason_to_refuse(disk))
+        self._refuse(reason_to_refuse(disk))
+        try:
+            return await self._remove_what_is_due(disk, segments)
+        finally:
+            self._notes.refusing(self._refusal)
+
+    def _refuse(self, reason: str) -> None:
+        self._refusal = reason
+        self._store.commit.refuse_messages(reason)
+
+    async def _remove_what_is_due(self, disk: DiskUse, segments: list[SealedSegment]) -> int:
         if self._store.log.leaving:
             await self._run_commit(self._store.log.finish_drop)
         end = self._store.log.end
@@ -168,16 +183,18 @@ class Cleaning:
         if not held and self._calendar.problem:
             log.warning("retention: %s", self._calendar.problem)
         wanted = wanted_position(segments, self._limits, disk, end=end, now_ms=now_ms)
+        in_time = wanted_position(segments, self._limits, NO_DISK, end=end, now_ms=now_ms)
         await self._run_read(self._reserve.keep)
         await self._look_for_vacant(end)
-        wanted = max(
-            [wanted, *(segment.end for segment in segments if segment.end <= self._vacant)]
-        )
+        vacant = [segment.end for segment in segments if segment.end <= self._vacant]
+        wanted, in_time = max([wanted, *vacant]), max([in_time, *vacant])
         gone = 0
         if self._standing is not None and not self._standing.accepted:
             self.problem, self.untold = NOT_ACCEPTED, ()
         elif segments and wanted > segments[0].base:
             gone = await self._remove(segments, wanted, disk)
+            if gone and self._store.log.first_position > in_time:
+                self._notes.removed_early(disk.percent(), self._store.log.first_position)
         else:
             self.problem, self.untold = "", ()
         self.problem = self.problem or self._calendar.problem
@@ -200,7 +217,7 @@ class Cleaning:
             await self._save_counts()
             gone = await self._store.carry_over.drop(allowed)
         finally:
-            self._store.commit.refuse_messages(reason_to_refuse(await self._run_read(self._disk)))
+            self._refuse(reason_to_refuse(await self._run_read(self._disk)))
         log.info("removed the log up to position %d", self._store.log.first_position)
         return gone
 
@@ -229,7 +246,7 @@ class Cleaning:
             if not await self._run_read(self._reserve.give_up):
                 raise
             # The space of the reserve is for records that must precede the removal, not for messages.
-            self._store.commit.refuse_messages(reason_to_refuse(disk) or "the disk is full")
+            self._refuse(reason_to_refuse(disk) or "the disk is full")
             await carry_over.prepare(position)
 
     async def _save_counts(self) -> None:

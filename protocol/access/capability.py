@@ -30,6 +30,8 @@ GRANT_BYTES_MAX: Final = 3_500
 """Names and patterns of all grants of a principal: its capability fits in a header of HTTP."""
 CONTEXT: Final = b"keylane capability 1\0"
 PROOF_CONTEXT: Final = b"keylane connection 1\0"
+NO_CAPABILITY: Final = "no capability"
+"""Why text that is another thing, as a token, is refused."""
 _PREFIX = "kc_"
 
 
@@ -97,7 +99,7 @@ def parts_of(text: str) -> tuple[Capability, bytes, bytes]:
         return _decode(packed), packed, data[:SIGNATURE_BYTES]
     except (ValueError, msgspec.MsgspecError, RecursionError):
         raise UnauthenticatedError(
-            "what was given is no capability of keylane", reason="no capability"
+            "what was given is no capability of keylane", reason=NO_CAPABILITY
         ) from None
 
 

@@ -92,12 +92,15 @@ def check_pattern(what: str, pattern: str) -> str:
     return pattern
 
 
+def check_granted(right: str) -> None:
+    """Raises InvalidRequestError: it is no right that can be granted."""
+    if right not in GRANTED:
+        raise InvalidRequestError(f"the rights are {', '.join(GRANTED)}, not {str(right)!r:.40}")
+
+
 def check_grant(grant: AccessGrant) -> AccessGrant:
     """Raises InvalidRequestError: it is of no right that can be granted, or a pattern cannot be one."""
-    if grant.right not in GRANTED:
-        raise InvalidRequestError(
-            f"the rights are {', '.join(GRANTED)}, not {grant.right.value!r:.40}"
-        )
+    check_granted(grant.right)
     if grant.right not in _BY_GROUP and grant.group != ANY:
         raise InvalidRequestError(f"{grant.right} is a right on subjects, not on consumer groups")
     check_pattern("subject", grant.subject)

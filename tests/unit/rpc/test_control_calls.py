@@ -13,6 +13,7 @@ import pytest
 
 from keylane import Consumer, Producer, QueueReader
 from keylane.protocol import endpoints
+from keylane.protocol.access.capability import NO_CAPABILITY
 from keylane.protocol.control import (
     CreateSubject,
     Done,
@@ -37,6 +38,7 @@ from keylane.protocol.errors import (
     StorageError,
     SubjectExistsError,
     SubjectUnknownError,
+    UnauthenticatedError,
 )
 from keylane.protocol.http.bodies import encode_json
 from keylane.protocol.limits import CONTROL_BYTES_MAX
@@ -354,6 +356,36 @@ async def test_call_of_a_metaserver_names_the_broker_that_answers(network, serve
         await MetaClient(network, [server.address]).subjects()
     with pytest.raises(InvalidRequestError, match=text):
         await Producer(server.address, _environment=environment).__aenter__()
+
+
+async def test_call_names_the_broker_that_refuses_a_token(network, serve):
+    """A broker with access control takes capabilities: the refusal told of a wrong token before."""
+    broker = SmallMetaserver("broker")
+
+    async def refuse(body: object, params) -> object:
+        raise UnauthenticatedError(reason=NO_CAPABILITY)
+
+    server = await serve(
+        ControlRoute(endpoints.HEALTH, broker.answer), ControlRoute(endpoints.SUBJECT, refuse)
+    )
+    with pytest.raises(InvalidRequestError, match="is the address of a broker, not of a meta"):
+        await MetaClient(network, [server.address]).subject("s")
+
+
+async def test_call_raises_foreign_server_error_when_the_answer_is_not_http(network):
+    """As of a server of SSH; its greeting was shown in the words of the HTTP library."""
+
+    async def greet(reader, writer):
+        writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+        await writer.drain()
+        await reader.read(100)
+        writer.close()
+
+    listener = await asyncio.start_server(greet, "127.0.0.1", 0)
+    address = f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    with pytest.raises(ForeignServerError, match="answered GET /v1/subjects not in HTTP"):
+        await MetaClient(network, [address]).subjects()
+    listener.close()
 
 
 async def test_next_metaserver_is_asked_when_a_broker_answers(network, serve, server):

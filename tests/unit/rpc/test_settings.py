@@ -44,6 +44,14 @@ def test_settings_take_lists_as_text_with_commas():
     assert read({"data": "d", "meta": "a:1, b:2"}).meta == ("a:1", "b:2")
 
 
+def test_repeated_flag_of_a_list_adds_to_it():
+    """A broker that was given two metaservers so had only the last one, and nothing said so."""
+    parser = SOURCES.parser("program", "")
+    flags = vars(parser.parse_args(["--data", "d", "--meta", "a:1", "--meta", "b:2,c:3"]))
+    flags.pop("config")
+    assert read(flags).meta == ("a:1", "b:2", "c:3")
+
+
 def test_error_tells_every_problem():
     """Unknown names, missing ones and impossible values; the error counts them."""
     with pytest.raises(ConfigError) as raised:

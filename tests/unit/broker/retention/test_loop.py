@@ -234,6 +234,27 @@ async def test_full_disk_stops_messages_and_heals():
     await house.desk.append(batch(sequence=60))
 
 
+async def test_log_tells_what_a_full_disk_does(caplog):
+    """Health alone told that messages are refused, and nothing that they go before retention_ms."""
+    caplog.set_level("WARNING", "keylane.broker")
+    house = RetainingBroker(retention_ms=1000 * HOUR)
+    await house.fill(batches=30, groups=["g"])
+    house.disk.total, house.disk.room = 1_000_000, 95_000
+    await house.cleaning.check()
+    await house.cleaning.check()
+    assert [line[:20] for line in caplog.messages] == ["messages are refused"]
+    house.disk.room = 500_000
+    await house.cleaning.check()
+    assert caplog.messages[1:] == ["messages are taken again: the disk has room"]
+    other = RetainingBroker(retention_ms=1000 * HOUR)
+    await other.fill(batches=30)
+    other.disk.total, other.disk.room = 1_000_000, 140_000
+    caplog.clear()
+    await other.cleaning.check()
+    assert other.first() > 0
+    assert [line[:22] for line in caplog.messages] == ["the disk was 86 % full"]
+
+
 @pytest.mark.parametrize("path_of", [trail_path, segment_path])
 async def test_segment_whose_removal_fails_goes_before_any_later_one(path_of):
     """While a file of the first segment cannot be removed, no other segment goes, its offsets are not read, and the problem is told."""
