@@ -20,7 +20,7 @@ from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up, to_the_end
 from ..rpc.environment import Environment, environment_of
 from ..rpc.home import Resident
-from ..rpc.race import Race, error_of, start_task
+from ..rpc.race import Race, error_of, start_ending
 from .assignments import Assignments
 from .broadcast import Broadcast, check_broadcast
 from .delivery.alone_turn import AloneTurn
@@ -274,10 +274,10 @@ class Consumer(Owned, Taking[V], Resident):
         return self
 
     async def _give_up_opening(self, dispatch: Workers | Stream, why: BaseException) -> None:
-        membership, self._membership = self._membership, None
         await dispatch.close()
-        if isinstance(membership, Membership):
-            await membership.give_up(why)
+        if isinstance(self._membership, Membership):
+            await self._membership.give_up(why)
+        self._membership = None
         self._dispatches.end()
         await self._connections.close()
 
@@ -378,7 +378,7 @@ class Consumer(Owned, Taking[V], Resident):
         if self._ending is None:
             if self._assignments is not None and self._opened.is_set():
                 self._assignments.stop()
-            self._ending = start_task(self._close(), name="closing")
+            self._ending = start_ending(self._close(), name="closing")
         return self._ending
 
     async def _close(self) -> None:
@@ -395,7 +395,7 @@ class Consumer(Owned, Taking[V], Resident):
             # The end of the event loop cancels all that is left, and waits for it: leave, or the group waits for the ttl.
             await dispatch.close()
             await membership.stop()
-        await dispatch.close()
+        await to_the_end(dispatch.close)
         self._dispatches.end()
         await to_the_end(self._connections.close)
         self._membership = None

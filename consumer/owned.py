@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NoReturn, SupportsIndex
@@ -112,7 +113,8 @@ class Owned:
             part._home.check()
         owned = {client.partition_id for client in self._all_clients}
         for partition_id in partition_ids:
-            if not isinstance(partition_id, SupportsIndex):
+            # An array says that it can be an index.
+            if not (isinstance(partition_id, SupportsIndex) and isinstance(partition_id, Hashable)):
                 raise InvalidRequestError(
                     "partitions are given by their ids, one by one, as pause(3, 5) or "
                     f"pause(*consumer.position), not {partition_id!r:.40}"

@@ -28,7 +28,7 @@ from ..protocol.text import counted
 from ..rpc.client import MetaClient
 from ..rpc.connections import clean_up, to_the_end
 from ..rpc.environment import Environment
-from ..rpc.race import start_task
+from ..rpc.race import start_ending
 from .arguments import (
     checked_strategy,
 )
@@ -399,7 +399,7 @@ class Producer(Sending[V], Generic[V]):
         finally:
             self._open = False
             if self._ending is None:
-                self._ending = start_task(self._end(), name="closing")
+                self._ending = start_ending(self._end(), name="closing")
             try:
                 await asyncio.shield(self._ending)
             except asyncio.CancelledError:

@@ -25,7 +25,7 @@ from .environment import environment_of
 from .home import Home
 from .http_network import HttpNetwork, client_network
 from .network import Network
-from .race import Race
+from .race import Race, start_ending, start_task
 from .tls.settings import tls_of_environment
 
 WAIT_S_MAX = 86_400
@@ -318,7 +318,7 @@ async def in_turns(call: Callable[[A], Awaitable[R]], arguments: Iterable[A]) ->
         async with slots:
             return await call(argument)
 
-    calls = [asyncio.ensure_future(one(argument)) for argument in arguments]
+    calls = [start_task(one(argument)) for argument in arguments]
     try:
         return await asyncio.gather(*calls)
     except BaseException:
@@ -337,7 +337,7 @@ async def clean_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     Args:
         work: as of `to_the_end`.
     """
-    task = asyncio.ensure_future(to_the_end(work))
+    task = start_ending(to_the_end(work))
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:

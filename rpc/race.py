@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Generator
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from ..protocol.errors import ClosedError
 
@@ -20,6 +20,36 @@ def start_task(work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyn
     inside of the call, before the caller has kept the task, and has set what the task reads.
     """
     return asyncio.Task(work, loop=asyncio.get_running_loop(), name=name)
+
+
+def start_ending(work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
+    """
+    As `start_task`, of what closes a client: it is begun also if the task is cancelled before its first step.
+
+    A task that is cancelled so never runs, and the end of the event loop cancels also what was started a moment before.
+    """
+    return start_task(_Ending(work), name=name)
+
+
+class _Ending(Coroutine[Any, Any, T], Generic[T]):
+    """A coroutine that drops what is thrown into it before its first step."""
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self._work = work
+        self._begun = False
+
+    def send(self, value: Any) -> Any:
+        self._begun = True
+        return self._work.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._work.throw(*error) if self._begun else self.send(None)
+
+    def close(self) -> None:
+        self._work.close()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._work.__await__()
 
 
 class Race:

@@ -246,10 +246,12 @@ class Redrives:
             passed = PassedOver()
             async with self._alone if careful else self._turns:
                 while not self._client.acked_to_end:
+                    unread = passed.error
                     try:
                         if not await self._next_window(key, passed, alone=careful):
                             return
-                        careful = False
+                        # What was passed over was with no handler: the next window is the first that may end the process.
+                        careful = careful and passed.error is not unread
                         if not passed:
                             failures = 0
                     except FencedError:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from ...protocol.errors import UnreachableError
 from ...protocol.http.endpoint import Endpoint
 from ..network import Network
+from ..race import start_task
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -86,11 +87,11 @@ async def ask_again(
         KeylaneError: of `first`, if `again` fails too.
     """
     overdue_ms = wait_ms + int((timeout_ms - wait_ms) * OVERDUE_SHARE)
-    calls = [asyncio.ensure_future(first(timeout_ms=timeout_ms))]
+    calls = [start_task(first(timeout_ms=timeout_ms))]
     try:
         await asyncio.wait(calls, timeout=overdue_ms / 1000)
         if not calls[0].done():
-            calls.append(asyncio.ensure_future(again(timeout_ms=max(1, timeout_ms - overdue_ms))))
+            calls.append(start_task(again(timeout_ms=max(1, timeout_ms - overdue_ms))))
             await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         return await _best(calls)
     finally:

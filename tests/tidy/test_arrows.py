@@ -237,7 +237,8 @@ def test_clients_start_tasks_in_one_way():
         for source in FILES
         if source.room in {"consumer", "producer", "outbox", "admin", "sink", "rpc"}
         for node in source.nodes
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("create_task")
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).endswith(("create_task", "ensure_future"))
     ]
     assert not broken, "\n" + "\n".join(broken)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from keylane import (
@@ -190,6 +191,8 @@ async def test_consumer_without_a_subject_handles_several(shared_cluster: Cluste
         by_id = r"one by one, as pause\(3, 5\) or pause\(\*consumer\.position\), not "
         with pytest.raises(InvalidRequestError, match=by_id + r"\["):
             await consumer.pause(owned)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequestError, match=by_id + r"array\("):
+            await consumer.pause(np.array(owned))  # type: ignore[arg-type]
         with pytest.raises(InvalidRequestError, match=by_id + "Assignment"):
             await consumer.pause(*consumer.assignment)  # type: ignore[arg-type]
         assert not any(each.paused for each in consumer.assignment)

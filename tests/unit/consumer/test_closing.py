@@ -160,10 +160,8 @@ async def test_run_refuses_a_consumer_without_a_handler():
         await asyncio.wait_for(running, 10)
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_consumer_leaves_its_group_when_the_event_loop_ends_while_it_closes(several: bool):
-    """`asyncio.run` cancels what is left after a time-out; a group that is not left waits for the ttl."""
-    network = SlowMetaserver()
+def noting_leaves(network: SlowMetaserver) -> list[str]:
+    """The groups that were left, each once its call has ended."""
     left: list[str] = []
     answer = network.control
 
@@ -173,6 +171,14 @@ def test_consumer_leaves_its_group_when_the_event_loop_ends_while_it_closes(seve
         return done
 
     network.control = control  # type: ignore[method-assign]
+    return left
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_consumer_leaves_its_group_when_the_event_loop_ends_while_it_closes(several: bool):
+    """`asyncio.run` cancels what is left after a time-out; a group that is not left waits for the ttl."""
+    network = SlowMetaserver()
+    left = noting_leaves(network)
 
     async def program() -> None:
         consumer = consumer_on(network, several=several)
@@ -183,6 +189,43 @@ def test_consumer_leaves_its_group_when_the_event_loop_ends_while_it_closes(seve
 
     asyncio.run(program())
     assert len(left) == 1 + several
+
+
+@pytest.mark.parametrize("turns", range(4))
+@pytest.mark.parametrize("several", [False, True])
+def test_consumer_leaves_its_group_when_the_event_loop_ends_as_it_begins_to_close(
+    several: bool, turns: int
+):
+    """A task that is cancelled before its first step never runs."""
+    network = SlowMetaserver()
+    left = noting_leaves(network)
+
+    async def program() -> None:
+        consumer = consumer_on(network, several=several)
+        await consumer.__aenter__()
+        closing = asyncio.create_task(consumer.close())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        assert not closing.done()
+
+    asyncio.run(program())
+    assert len(left) == 1 + several
+
+
+def test_consumer_leaves_its_group_when_the_event_loop_ends_while_its_opening_is_given_up():
+    """The opening was cancelled while it joined, and the loop ends while it leaves."""
+    network = SlowMetaserver()
+    left = noting_leaves(network)
+
+    async def program() -> None:
+        opening = asyncio.create_task(consumer_on(network, several=False).__aenter__())
+        await asyncio.sleep(0.02)
+        opening.cancel()
+        while "leave" not in network.calls:
+            await asyncio.sleep(0)
+
+    asyncio.run(program())
+    assert left == ["left"]
 
 
 async def test_consumer_opens_again_when_the_system_gave_too_few_threads(

@@ -37,7 +37,7 @@ async def holder(engine: sa.Engine) -> Outbox:
     return outbox
 
 
-@pytest.mark.parametrize("turns", [None, 1, 2, 3, 5])
+@pytest.mark.parametrize("turns", [None, 0, 1, 2, 3, 5])
 def test_lease_is_released_when_the_event_loop_ends_before_or_while_the_outbox_is_closed(
     tmp_path: Path, turns: int | None
 ):
@@ -58,4 +58,5 @@ def test_lease_is_released_when_the_event_loop_ends_before_or_while_the_outbox_i
     asyncio.run(program())
     with engine.connect() as connection:
         assert connection.execute(sa.select(OutboxTables().lease.c.until_ms)).scalar_one() == 0
+    assert outboxes[0]._connections.home.state == ("open" if turns is None else "closed")
     engine.dispose()

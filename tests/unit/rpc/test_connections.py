@@ -69,8 +69,9 @@ async def test_clean_up_is_finished_when_its_waiter_is_cancelled():
     assert steps == [0, 1, 2]
 
 
-def test_clean_up_is_finished_when_the_event_loop_ends_meanwhile():
-    """`asyncio.run` cancels all tasks that are left, also those that clean up."""
+@pytest.mark.parametrize("turns", range(4))
+def test_clean_up_is_finished_when_the_event_loop_ends_meanwhile(turns: int):
+    """`asyncio.run` cancels all tasks that are left, also those that clean up, or were to begin with it."""
     steps = []
 
     async def work() -> None:
@@ -79,7 +80,8 @@ def test_clean_up_is_finished_when_the_event_loop_ends_meanwhile():
 
     async def program() -> None:
         waiting = asyncio.create_task(clean_up(work))
-        await asyncio.sleep(0.01)
+        for _ in range(turns):
+            await asyncio.sleep(0)
         assert not waiting.done()
 
     asyncio.run(program())

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from keylane.protocol.errors import ClosedError, NotSentError
-from keylane.rpc.race import Race, shared, start_task
+from keylane.rpc.race import Race, shared, start_ending, start_task
 from support.running.eager_tasks import eager_tasks
 
 
@@ -156,3 +156,28 @@ async def test_started_task_takes_its_first_step_later_when_the_event_loop_takes
     assert await task == "done"
     assert steps == ["work", "started", "work"]
     assert task.get_name() == "named"
+
+
+async def test_ending_is_begun_when_its_task_is_cancelled_before_the_first_step():
+    """A later cancellation reaches the work, as in any task."""
+    steps: list[str] = []
+
+    async def work() -> str:
+        steps.append("begun")
+        try:
+            await asyncio.sleep(0)
+            steps.append("going on")
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            steps.append("cancelled")
+        return "done"
+
+    task = start_ending(work(), name="named")
+    task.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert steps == ["begun", "going on"]
+    task.cancel()
+    assert await task == "done"
+    assert steps == ["begun", "going on", "cancelled"]
+    assert "named" in repr(task)
