@@ -65,6 +65,8 @@ class Drainer:
         self._wake = asyncio.Event()
         self._closing = False
         self.token: int | None = None
+        self._may_hold = False
+        """A round was cancelled: it may have taken the lease, also in a thread in which its transaction still runs."""
         self.senders: dict[int, PartitionSender] = {}
         self._by_subject: dict[str, list[PartitionSender]] = {}
         """The same senders: each round asks for those of each subject."""
@@ -159,7 +161,11 @@ class Drainer:
             limits=self._limits(),
         )
         self._confirmed.clear()
-        outcome = await self._database.run(run_round, self._tables, self._settings, order)
+        try:
+            outcome = await self._database.run(run_round, self._tables, self._settings, order)
+        except asyncio.CancelledError:
+            self._may_hold = True
+            raise
         self._waiters.settle(settled, outcome.refused)
         self._apply(outcome)
         await self._close_idle_senders()
@@ -389,12 +395,12 @@ class Drainer:
     async def _release(self) -> None:
         """Send nothing more, and let another process take the lease."""
         await self._close_senders()
-        if self.token is not None:
+        if self.token is not None or self._may_hold:
             try:
-                await self._database.run(release, self._tables, token=self.token)
-            except (KeylaneError, TokenPassedError) as error:
-                log.info("outbox: the lease ends by its time: %s", getattr(error, "message", error))
-            self.token = None
+                await self._database.run(release, self._tables, owner=self._owner)
+            except KeylaneError as error:
+                log.info("outbox: the lease ends by its time: %s", error.message)
+            self.token, self._may_hold = None, False
 
 
 def stopped(fault: BaseException) -> InternalError:

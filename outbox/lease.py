@@ -61,18 +61,16 @@ def renew(connection: Connection, tables: OutboxTables, *, token: int, lease_ms:
         raise TokenPassedError
 
 
-def release(connection: Connection, tables: OutboxTables, *, token: int) -> None:
+def release(connection: Connection, tables: OutboxTables, *, owner: str) -> None:
     """
-    Let another process take the lease at once.  Raises TokenPassedError.
+    Let another process take the lease at once, if it is the owner's.
 
     The token passes too: a transaction that its holder cancelled may still run in a thread, and would renew the lease.
     """
     lease = tables.lease
-    done = connection.execute(
-        sa.update(lease).where(lease.c.token == token).values(token=token + 1, until_ms=0)
+    connection.execute(
+        sa.update(lease).where(lease.c.owner == owner).values(token=lease.c.token + 1, until_ms=0)
     )
-    if done.rowcount == 0:
-        raise TokenPassedError
 
 
 def pass_token(connection: Connection, tables: OutboxTables, *, deletes: bool) -> None:

@@ -111,7 +111,7 @@ def run_round(
     rows.halt(connection, tables, assigned.halted)
     rows.refuse(connection, tables, assigned.refused)
     if not (order.sending or waiting or rows.any_waiting(connection, tables)):
-        lease.release(connection, tables, token=token)
+        lease.release(connection, tables, owner=order.owner)
         token = None
     return RoundOutcome(
         token=token,

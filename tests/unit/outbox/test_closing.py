@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from keylane.outbox import Outbox, create_tables
+from keylane.outbox import Outbox, create_tables, lease
 from keylane.outbox.tables import OutboxTables
 from keylane.protocol.errors import NotSentError
 from keylane.rpc.environment import Environment
@@ -59,4 +60,36 @@ def test_lease_is_released_when_the_event_loop_ends_before_or_while_the_outbox_i
     with engine.connect() as connection:
         assert connection.execute(sa.select(OutboxTables().lease.c.until_ms)).scalar_one() == 0
     assert outboxes[0]._connections.home.state == ("open" if turns is None else "closed")
+    engine.dispose()
+
+
+def test_lease_is_released_when_the_event_loop_ends_while_a_thread_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The transaction goes on in its thread when the task is cancelled that waits for it."""
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'outbox.db'}")
+    take, taken = lease.take, []
+
+    def slowly(*given: Any, **named: Any) -> int | None:
+        taken.append(take(*given, **named))
+        time.sleep(0.1)
+        return taken[0]
+
+    monkeypatch.setattr(lease, "take", slowly)
+
+    async def program() -> None:
+        await create_tables(engine)
+        outbox = Outbox("127.0.0.1:7000", engine, _environment=Environment(network=NoServer()))
+        await outbox.__aenter__()
+        with engine.begin() as connection:
+            outbox.add_sync(connection, "s", b"waits")
+        while not taken:
+            await asyncio.sleep(0.001)
+        assert outbox._drainer is not None
+        assert outbox._drainer.token is None
+
+    asyncio.run(program())
+    assert taken == [1]
+    with engine.connect() as connection:
+        assert connection.execute(sa.select(OutboxTables().lease.c.until_ms)).scalar_one() == 0
     engine.dispose()
