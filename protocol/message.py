@@ -265,7 +265,11 @@ def pack_properties(
         if type(name) is not str or (type(value) is not str and type(value) is not bytes):
             given = _plain_properties(given)
             break
-    if tags:
+    try:
+        tagged = bool(tags)
+    except ValueError:  # an array of several
+        tagged = True
+    if tagged:
         if TAGS_PROPERTY in given:
             raise InvalidRequestError(f"tags are given twice: as {TAGS_PROPERTY!r} and as `tags`")
         given[TAGS_PROPERTY] = _joined(tags)
@@ -274,7 +278,7 @@ def pack_properties(
     try:
         packed = _encode(given)
     except UnicodeEncodeError as error:
-        what = "a tag" if tags and error.object == given[TAGS_PROPERTY] else "a property"
+        what = "a tag" if tagged and error.object == given[TAGS_PROPERTY] else "a property"
         raise InvalidRequestError(f"{what} that is not valid text: {bad_text(error)}") from error
     if len(packed) > PROPERTIES_BYTES_MAX:
         raise MessageTooLargeError(

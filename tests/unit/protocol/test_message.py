@@ -123,6 +123,12 @@ def test_tags_are_refused_when_they_cannot_be_iterated():
         pack_properties(None, np.array("eu"))
 
 
+def test_tags_may_be_an_array():
+    """As those of a consumer; one of several has no truth."""
+    for tags in (["eu"], ["eu", "us"]):
+        assert pack_properties(None, np.array(tags)) == pack_properties(None, tags)
+
+
 @pytest.mark.parametrize("properties", [None, {"a": "b"}, {"keylane.tags": b"\xff"}])
 def test_message_has_no_tags_when_none_were_given(properties):
     assert message(pack_properties(properties)).tags == ()
