@@ -353,6 +353,16 @@ class Assignments:
         await asyncio.gather(self._watch, *hand_overs, *self._reports, return_exceptions=True)
         self._log_losses()
 
+    def let_go(self) -> None:
+        """
+        Refer to the consumer no more; every partition is handed over, and no call comes any more.
+
+        Messages lead here, by their pull clients, and the garbage collector does not look into messages: one that a
+        handler's object keeps would keep that handler, and with it the consumer, for good.
+        """
+        self._fail = _ignore
+        del self._dispatch, self._membership, self._rebalance
+
     # ── leases that end, and why ─────────────────────────────────────────────────────────────────────
     async def _watch_deadline(self) -> None:
         """End clients whose lease lapsed, which cancels their handlers; log stalls and losses."""
@@ -408,3 +418,7 @@ class Assignments:
     def _log_losses(self) -> None:
         for text in self._losses.take():
             log.warning("%s %s", self._name, text)
+
+
+def _ignore(error: BaseException) -> None:
+    """Of an error of a consumer that is closed."""

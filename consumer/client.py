@@ -391,6 +391,7 @@ class Consumer(Owned, Taking[V], Resident):
         try:
             await assignments.close()
             await membership.stop()
+            assignments.let_go()
         except asyncio.CancelledError:
             # The end of the event loop cancels all that is left, and waits for it: leave, or the group waits for the ttl.
             await dispatch.close()
@@ -398,7 +399,7 @@ class Consumer(Owned, Taking[V], Resident):
         await to_the_end(dispatch.close)
         self._dispatches.end()
         await to_the_end(self._connections.close)
-        self._membership = None
+        self._membership = self._assignments = None
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 

@@ -37,6 +37,20 @@ class Hand:
             message.delivery.taken(message)  # type: ignore[union-attr]
         if self.messages is not None:
             messages, self.messages = self.messages, None
+            runs, self.runs = self.runs, []
             self._note(messages)
-            for delivery, run in self.runs:
+            for delivery, run in runs:
                 delivery.taken_all(run)
+
+    def let_go(self) -> None:
+        """
+        Forget the messages and the lanes: the consumer is closed.
+
+        A delivery refers to its hand and a message to its delivery, and the garbage collector does not look into messages.
+        """
+        self.message, self.messages, self.runs = None, None, []
+        self._note = _note_nothing
+
+
+def _note_nothing(messages: list[Message]) -> None:
+    """Of a hand whose consumer is closed."""

@@ -113,10 +113,16 @@ class InHand:
             return False
         if any(delivery.acks_each for delivery, _ in hand.runs):
             return False
-        hand.messages = None
-        for delivery, run in hand.runs:
+        runs, hand.runs, hand.messages = hand.runs, [], None
+        for delivery, run in runs:
             delivery.done_all(run)
         return True
+
+    def close(self) -> None:
+        """Forget what is in hand: the consumer is closed, and no ack is taken any more."""
+        self._lanes.clear()
+        self._due.clear()
+        self.hand.let_go()
 
     def _note_all(self, messages: list[Message]) -> None:
         """Note what was in the hand, and with it nothing else, in lanes."""

@@ -587,10 +587,10 @@ class Stream:
 
     async def close(self) -> None:
         """End the iteration."""
-        self._closed = True
-        self._quick = self._alone = False
+        self._closed, self._quick, self._alone = True, False, False
         self._waiting.clear()
         self._stored.clear()
+        self._in_hand.close()
         self._work.set()
 
 
