@@ -259,6 +259,7 @@ class Assignments:
                 self.end(client)
             else:
                 client.renew(self._deadline_ms, grant.partition.address)
+                client.parking.regranted(grant)
         for partition_id, grant in granted.items():
             if partition_id in self._clients or partition_id in self._hand_overs:
                 continue

@@ -5,6 +5,7 @@
 Invariants
     A child pulls nothing before it has adopted what each of its parents has parked of its range.
     Given up is what the metaserver says is gone: a broker that lacks an ancestor may stand on an older copy of its data folder.
+    A parent that is lost since the grant is given up by a later grant alone, which says what is taken over from behind it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+from ...protocol.control import Grant
 from ...protocol.errors import (
     FencedError,
     KeylaneError,
@@ -20,7 +22,7 @@ from ...protocol.errors import (
 )
 from ...protocol.frames import Acquired, LeaveParked, ParkedTaken, TakeParked
 from ...protocol.parked import Adopt, AncestorTold, decode_adopted
-from ...protocol.routing import Partition
+from ...protocol.routing import Partition, PartitionState
 from .context import ParkContext
 from .park_sender import ParkSender
 
@@ -45,6 +47,9 @@ class Ancestors:
         self._refresh = refresh
         self._asked: set[int] = set()
         """Parents that were asked at the address in the grant."""
+        self._lost: set[int] = set()
+        """Those whose loss was accepted, as the metaserver says."""
+        self._adopted = False
         self._telling: asyncio.Task[None] | None = None
 
     async def adopt_all(self, answer: Acquired) -> int:
@@ -58,7 +63,13 @@ class Ancestors:
             # A parent that was reset alone since has parked anew, under tokens above that of the last taking over.
             if parent_id not in answer.adopted or token > under.get(parent_id, token):
                 version = await self._adopt(parent, ranges)
+        self._adopted = True
         return version
+
+    def regranted(self, grant: Grant) -> None:
+        """Take what the same lease says now of ancestors, unless all was taken over."""
+        if not self._adopted:
+            self._context.grant = grant
 
     async def _adopt(self, parent: Partition, ranges: Sequence[tuple[int, int]] = ()) -> int:
         """Take over what an ancestor has parked of these ranges of logical partitions; () of the partition's."""
@@ -68,6 +79,10 @@ class Ancestors:
             address = await self._address_of(parent_id)
         self._asked.add(parent_id)
         if address is None:
+            if parent_id in self._lost and parent.state is not PartitionState.EXPIRED:
+                raise UnreachableError(
+                    f"parent {parent_id} is lost since the grant: the next one says what is taken over in its place"
+                )
             log.warning(
                 "%s: what parent %d had parked is gone with its messages, and is given up",
                 context.log_name, parent_id,
@@ -107,6 +122,8 @@ class Ancestors:
             if part.partition.partition_id != partition_id:
                 continue
             if part.is_gone:
+                if part.lost:
+                    self._lost.add(partition_id)
                 return None
             if part.partition.address:
                 return part.partition.address

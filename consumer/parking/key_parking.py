@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 
+from ...protocol.control import Grant
 from ...protocol.frames import Acquired, ListParked, ParkedKeys
 from ...protocol.message import Message
 from ...protocol.parked import (
@@ -87,6 +88,10 @@ class KeyParking:
         await self._retrying.begin(rows, careful=careful)
         if self._ancestors.unneeded:
             self._ancestors.tell()
+
+    def regranted(self, grant: Grant) -> None:
+        """Take what the same lease says now of ancestors, until what they have parked is taken over."""
+        self._ancestors.regranted(grant)
 
     def note(self, version: int) -> None:
         """Note that something is parked, if a version of the broker's says so."""

@@ -302,29 +302,13 @@ class Redrives:
             async with self._context.owner.alone.taken(ALONE_S):
                 await self._park_again(key)
                 return await self._next_window(key, passed, alone=False)
-        rows, edited = await self._rows_left(key, passed)
-        if not rows:
-            if passed.error is not None:
-                raise passed.error
-            if key in LOOSE:
-                return False
-            if self._sender.parks(key):
-                await self._context.pause(1)
-                return True
-            self._free(key)
-            return False
-        source = rows[0][0]
-        ranges = [row[1:] for row in rows if row[0] == source]
-        try:
-            messages, _ = await self.read(key, source, ranges)
-        except FencedError:
-            raise
-        except KeylaneError as error:
-            if not is_loose(key):
-                raise
-            self.forget_sources()
-            passed.note(source, error)
-            return True
+        read = None
+        while read is None:
+            rows, edited = await self._rows_left(key, passed)
+            if not rows:
+                return await self._none_left(key, passed)
+            read = await self._read_first(key, rows, passed)
+        messages, _ = read
         if not messages:
             return True
         if not isinstance(key, int) or key == RETRIED:
@@ -336,6 +320,34 @@ class Redrives:
             self._sender.park(key, [], delivery.failure)
             return False
         return handled
+
+    async def _none_left(self, key: ParkKey, passed: PassedOver) -> bool:
+        """As `_next_window`, of a key of which no message can be asked for."""
+        if passed.error is not None:
+            raise passed.error
+        if key in LOOSE:
+            return False
+        if self._sender.parks(key):
+            await self._context.pause(1)
+            return True
+        self._free(key)
+        return False
+
+    async def _read_first(
+        self, key: ParkKey, rows: Sequence[Row], passed: PassedOver
+    ) -> tuple[list[Message], int] | None:
+        """As `read`, of the first source; None: it cannot be read, and is passed over."""
+        source = rows[0][0]
+        try:
+            return await self.read(key, source, [row[1:] for row in rows if row[0] == source])
+        except FencedError:
+            raise
+        except KeylaneError as error:
+            if not is_loose(key):
+                raise
+            self.forget_sources()
+            passed.note(source, error)
+            return None
 
     async def _rows_left(
         self, key: ParkKey, passed: PassedOver

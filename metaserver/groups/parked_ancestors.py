@@ -45,7 +45,7 @@ class Ancestor:
     range_end: int
     parents: tuple[PartitionId, ...] = ()
     token: int = 0
-    """Of the last lease; 0: there was none, or the partition is lost with all that its owners knew."""
+    """Of the last lease; 0: there was none, or the partition is lost with what its owners had still to do."""
     passed: bool = False
     """The group has drained it, or its loss was accepted: those behind it are read."""
     left: bool = False
@@ -132,8 +132,9 @@ def _merged(parts: Iterable[tuple[int, int]]) -> Ranges:
 
 # ── SQL ───────────────────────────────────────────────────────────────────────────────────────────────
 _token = sa.func.coalesce(leases.c.token, 0)
-_token_kept = sa.case((partitions.c.lost, 0), else_=_token)
-"""What was under the leases of a lost partition is not known any more."""
+_is_open = sa.or_(drained.c.partition_id.is_(None), drained.c.parked)
+_token_kept = sa.case((sa.and_(partitions.c.lost, _is_open), 0), else_=_token)
+"""What was under the leases of a lost partition is not known any more; of one that was drained, and left nothing, it is done."""
 _of_lease = sa.and_(
     leases.c.group_id == sa.bindparam("of_group"),
     leases.c.partition_id == partitions.c.partition_id,

@@ -6,6 +6,8 @@ Invariants
     What brokers have not done keeps its rows: a deletion is over when every broker has done its part, or its loss is
     accepted.
     A canceled operation stays with its subject: its steps say which partitions were never opened.
+    A publication stays while its operation is under way, and with a canceled one: a repeat is told of it.
+    A row that counts anew since it was chosen is not removed.
     The operations of a subject stay while a hidden subject is made for it: it is published by those of its cut.
 """
 
@@ -35,9 +37,17 @@ _awaited = (
     )
     .correlate(operations)
 )
+_published = sa.not_(
+    sa.exists()
+    .where(
+        operations.c.operation_id == publications.c.operation_id,
+        operations.c.state != OperationState.DONE,
+    )
+    .correlate(publications)
+)
 _OVER: tuple[tuple[sa.Table, sa.ColumnElement[bool]], ...] = (
     (deletions, sa.true()),
-    (publications, sa.true()),
+    (publications, _published),
     (operations, operations.c.state == OperationState.DONE),
 )
 """Table, and which of its rows are over."""
@@ -74,7 +84,8 @@ def remove_ended(connection: Connection, before_ms: int) -> bool:
             done = [operation_id for (operation_id,) in keys]
             connection.execute(sa.delete(steps).where(steps.c.operation_id.in_(done)))
         columns = table.primary_key.columns
-        here = sa.and_(*(column == sa.bindparam(f"of_{column.name}") for column in columns))
+        these = (column == sa.bindparam(f"of_{column.name}") for column in columns)
+        here = sa.and_(table.c.ended_at < before_ms, *these)
         values = [
             {f"of_{column.name}": part for column, part in zip(columns, key, strict=True)}
             for key in keys

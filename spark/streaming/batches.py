@@ -219,7 +219,7 @@ def task_ranges(
     for group in lineage_groups(view, ranges):
         rows = sum(each.end - each.start for each in group)
         if tasks and rows + rows_of_last <= rows_max:
-            tasks[-1] = tasks[-1] + group
+            tasks[-1] += group
             rows_of_last += rows
         else:
             tasks.append(group)

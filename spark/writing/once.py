@@ -4,7 +4,7 @@
     taken        ─▶ a driver was killed before it had published: delete what it has left, make it anew
     published    ─▶ nothing to write
 
-The hidden subject has the job's name, and the metaserver notes for ever which ones were published.
+The hidden subject has the job's name, and the metaserver notes which ones were published, for its `history_retention_ms`.
 
 Invariants
     What is deleted was not published, and a driver that fills it still is refused from then on.

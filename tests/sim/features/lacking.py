@@ -50,17 +50,14 @@ class Damaged(Retries):
 
     async def work(self) -> None:
         """
-        Once every message is stored, spoil some that wait, and have no handler fail: all others are handled.
+        Once every message was looked at, spoil some that wait, and have no handler fail: all others are handled.
 
         A dead letter waits for nothing either, so an operator redrives all of them.  Then the batches are mended.
         """
-        world = self.world
         await self.look_at_all()
-        while any(producer.busy or producer.waiting for producer in world.producers):
-            await asyncio.sleep(0.2)
         self._spoil()
         self._fails = False
-        self._redriven = len(world.history)
+        self._redriven = len(self.world.history)
         redriving = asyncio.ensure_future(self._redrive())
         await self.retry_all()
         redriving.cancel()

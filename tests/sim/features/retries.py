@@ -88,6 +88,25 @@ def check_tries(
     return problems
 
 
+def cut_off_tokens(history: Iterable[Event | None]) -> set[int]:
+    """
+    The tokens of owners that have not released, and are followed by another one.
+
+    An owner that loses its lease ends without handing over, as a process that is killed does: what it had in hand may be accused.
+    """
+    owners: dict[int, list[int]] = {}
+    released: set[int] = set()
+    for event in history:
+        if not isinstance(event, Served) or event.group != GROUP:
+            continue
+        if event.kind == "acquire":
+            owners.setdefault(event.partition_id, []).append(event.token)
+        elif event.kind == "release":
+            released.add(event.token)
+    followed = {token for tokens in owners.values() for token in tokens if token < max(tokens)}
+    return followed - released
+
+
 def _problem(
     each: Try,
     before: list[Try],
@@ -222,9 +241,9 @@ class Retries(Feature):
         await self.redrive_all()
 
     async def look_at_all(self) -> None:
-        """Once all is healed, check what became of each message."""
+        """Once all is healed and every message is stored, check what became of each: the last one has as long as any."""
         world = self.world
-        while not world.faults.healed:
+        while not world.faults.healed or any(each.busy or each.waiting for each in world.producers):
             await asyncio.sleep(0.2)
             self._check_told()
         await asyncio.sleep(world.service.limit_s + 5.0)
@@ -330,6 +349,7 @@ class Retries(Feature):
     def _unhandled(self) -> Iterator[tuple[tuple[int, int], str]]:
         """Each stored message is handled, or a dead letter for a reason, or waits; only those that always fail wait."""
         dead, retrying = self._waiting()
+        cut_off = cut_off_tokens(self.world.history)
         tried: dict[tuple[int, int], list[Try]] = {}
         for each in self.tries:
             tried.setdefault(each.place, []).append(each)
@@ -341,7 +361,8 @@ class Retries(Feature):
             if any(each.outcome == "handled" for each in tries) or self._is_gone(place):
                 continue
             failed = max((each.attempt for each in tries if each.outcome == "failed"), default=0)
-            cut_short = any(not each.outcome for each in tries) or self.ends
+            unfinished = any(not each.outcome for each in tries)
+            cut_short = unfinished or self.ends or any(each.token in cut_off for each in tries)
             where = f"{place[0]}/{place[1]}, which failed {failed} times,"
             if place in dead:
                 if failed < self.tries_max and not cut_short:

@@ -50,6 +50,8 @@ class PartitionClient:
         self.life = SimpleNamespace(fence=0)
         self.handlers_end = asyncio.Event()
         self.handlers_end.set()
+        self.grants: list[Grant] = []
+        self.parking = SimpleNamespace(regranted=self.grants.append)
 
     def renew(self, deadline_ms, address):
         self.deadline_ms = deadline_ms
@@ -166,6 +168,7 @@ async def test_new_address_of_a_broker_reaches_the_client():
     side.give(grant(1))
     side.give(grant(1, address="127.0.0.1:8010"))
     assert [client.address for client in side.made] == ["127.0.0.1:8010"]
+    assert [each.partition.address for each in side.made[0].grants] == ["127.0.0.1:8010"]
 
 
 async def test_partition_without_a_broker_gets_no_client_until_it_has_one():

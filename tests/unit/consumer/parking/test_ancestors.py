@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from keylane.consumer import ConsumerSettings
 from keylane.consumer.pulling.pull_client import PullClient
-from keylane.protocol.errors import KeylaneError, PartitionUnknownError
+from keylane.protocol.errors import KeylaneError, PartitionUnknownError, UnreachableError
 from keylane.protocol.frames import Acquired, LeaveParked, ParkedTaken, TakeParked
 from keylane.protocol.parked import Adopt, AncestorTold, encode_parked
-from keylane.protocol.routing import PartitionState
+from keylane.protocol.routing import Partition, PartitionState
 from support.pulling import ScriptedBroker, opened
 from unit.consumer.parking.test_redrive import ANCESTOR, AncestorBroker, HomeBroker, KnowingOwner
 from unit.consumer.reading.test_lineage_order import past
@@ -105,10 +105,29 @@ async def test_ancestor_past_the_parents_is_asked_for_parts_of_the_range_alone()
     assert [change.last for change in home.changes] == [False, False, False, True]
 
 
-@pytest.mark.parametrize("gone", GONE)
-async def test_child_goes_on_when_the_disk_of_its_parent_is_lost(gone, caplog):
+async def test_child_goes_on_when_its_parent_has_expired(caplog):
     """What was parked there is given up, with a warning: a child that waits for it gives no message."""
     home = HomeBroker()
-    await adopted_from(home, KnowingOwner(**gone))
+    await adopted_from(home, KnowingOwner(state=PartitionState.EXPIRED))
     assert home.changes == [Adopt(ANCESTOR, (), True)]
     assert f"parent {ANCESTOR} had parked is gone" in caplog.text
+
+
+async def test_child_waits_for_what_its_grant_says_next_when_its_parent_is_lost():
+    """What the parent had taken over may lie behind it still, as only a grant says that was made since."""
+    home = HomeBroker()
+    parent = replace(past(ANCESTOR, 0, 1024).partition, address=None)
+    async with opened(PullClient, home, KnowingOwner(lost=True), ConsumerSettings()) as client:
+        grant = client.parking._context.grant
+
+        async def adopt(parents: tuple[Partition, ...]) -> None:
+            client.parking.regranted(replace(grant, parked_parents=parents))
+            await client.parking._ancestors.adopt_all(Acquired(0, (), 0, False))
+
+        with pytest.raises(UnreachableError):
+            await adopt((parent,))
+        assert home.changes == []
+        await adopt((replace(parent, state=PartitionState.EXPIRED),))
+        assert home.changes == [Adopt(ANCESTOR, (), True)]
+        client.parking.regranted(grant)
+        assert client.parking._context.grant != grant, "all was taken over"

@@ -186,3 +186,20 @@ async def test_redrive_of_a_key_waits_for_its_oldest_message_when_that_cannot_be
             await asyncio.sleep(0.001)
         assert not owner.messages
         assert set(broker.reads) == {0}
+
+
+async def test_message_that_may_have_ended_a_process_is_alone_behind_one_that_cannot_be_read():
+    """What is passed over is no window: the first messages that are handed out are the careful ones."""
+    broker, owner = DamagedBroker(b""), NotingOwner()
+    owner.redrives = True
+    async with opened(PullClient, broker, owner, ConsumerSettings(backoff=FAST)) as client:
+        client.parking._redrives.careful = True
+        client.parking._redrives.begin(b"")
+        while not owner.messages:
+            await asyncio.sleep(0)
+        assert [message.offset for message in owner.messages] == [2, 3]
+        assert owner.alone._lock is not None
+        assert owner.alone._lock.locked()
+        broker.parked[b""] = []
+        for message in owner.messages:
+            message.delivery.done(message.offset)

@@ -5,9 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
-from keylane.metaserver.groups.parked_ancestors import Ancestor, noted_at_end, taken_over
+from keylane.metaserver.cluster.partitions import BY_ID, read_partitions
+from keylane.metaserver.groups.parked_ancestors import (
+    Ancestor,
+    noted_at_end,
+    read_taken_over,
+    taken_over,
+)
+from keylane.metaserver.groups.sessions import join_group
+from keylane.metaserver.sql.schema import drained as drained_rows
+from keylane.metaserver.sql.schema import leases, partitions
+from keylane.protocol.control import Join
+from keylane.protocol.ids import PartitionId
 from keylane.protocol.routing import Partition, PartitionState
+from support.sql.rows import Rows
 
 
 def partition(number: int, *parents: int, start: int = 0, end: int = 1024) -> Partition:
@@ -111,3 +124,33 @@ def test_grandparent_counts_when_the_partition_between_is_lost(
     """A lost partition counts as never granted: what its owner has taken over of a living ancestor is not known."""
     known = {1: drained(4, left=True), 2: drained(token, 1)}
     assert taken_over(partition(3, 2), known) == expected
+
+
+@pytest.mark.parametrize(("left", "ancestors"), [(True, [1, 2]), (False, [])])
+def test_lost_partition_that_left_nothing_keeps_what_its_owners_have_done(
+    left: bool, ancestors: list[int]
+):
+    """The group had drained it before its disk was lost: what it had taken over of its parent was handled."""
+    rows = Rows()
+    rows.report("g1")
+    rows.create("s", 1)
+    rows.resize("s", 2)
+    rows.resize("s", 1)
+    joined = rows.run(
+        join_group, Join(subject="s", group="g", session="a" * 32, ttl_ms=9_000), sessions_max=9
+    )
+
+    def owners(connection: sa.Connection) -> list[int]:
+        grown = {1: (4, True), 2: (5, left), 3: (6, False)}
+        here = {"group_id": joined.group_id}
+        for number, (token, parked) in grown.items():
+            row = here | {"partition_id": number}
+            connection.execute(sa.insert(drained_rows).values(row | {"parked": parked}))
+            connection.execute(sa.insert(leases).values(row | {"token": token, "withdrawn": False}))
+        lost = sa.update(partitions).where(partitions.c.partition_id == 2).values(lost=True)
+        connection.execute(lost)
+        (held,) = read_partitions(connection, BY_ID, ids=[4])
+        taken = read_taken_over(connection, joined.group_id, [held])[PartitionId(4)]
+        return sorted(each.partition.partition_id for each in taken)
+
+    assert rows.run(owners) == ancestors

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from keylane.metaserver.catalogue.service import Catalogue
-from keylane.metaserver.cluster.removals import note_removed, pending_removals
+from keylane.metaserver.cluster.removals import note_removed, pending_removals, remember_longer
 from keylane.metaserver.cluster.subjects import (
     check_not_deleted,
     find_subject,
@@ -241,3 +241,40 @@ async def test_many_rows_go_in_portions(rows: PastRows, monkeypatch: pytest.Monk
     assert rows.run(past_rows.note_ended, 5) is True
     await rows.pass_days(10.1)
     assert rows.count(deletions) == 0
+
+
+@pytest.mark.parametrize(("canceled", "left"), [(False, 0), (True, 1)])
+async def test_publication_stays_until_its_operation_is_done(
+    rows: PastRows, canceled: bool, left: int
+):
+    """A repeat is told how far it is, or that it was canceled; one that is done goes after its time."""
+    hidden = rows.run(plan_hidden, "s", HideSubject(hidden="h"), subjects_max=9)
+    rows.run(open_subject, "h")
+    ask = PublishSubject(target="s", subject_id=hidden.subject_id)
+    publish = {"driver": "d", "lease_ms": 1_000}
+    operation_id = rows.run(begin_publication, "h", ask, **publish)
+    await rows.pass_days(20)
+    assert rows.run(begin_publication, "h", ask, **publish) == operation_id
+    if canceled:
+        rows.run(cancel_operation, operation_id)
+    rows.drive(operation_id)
+    await rows.pass_days(11)
+    assert rows.count(publications) == left
+
+
+def test_deletion_that_is_asked_for_meanwhile_is_not_removed(rows: PastRows):
+    """PostgreSQL lets another transaction change the row between its choice and its removal."""
+    rows.delete_subject()
+    rows.brokers_answer()
+    rows.run(past_rows.note_ended, 5)
+
+    def remove(connection: sa.Connection) -> None:
+        @sa.event.listens_for(connection, "before_cursor_execute")
+        def ask_first(_connection: Any, _cursor: Any, statement: str, *_more: Any) -> None:
+            if statement.startswith("DELETE FROM deletions"):
+                remember_longer(connection, "s")
+
+        past_rows.remove_ended(connection, 6)
+
+    rows.run(remove)
+    assert rows.count(deletions) == 1
