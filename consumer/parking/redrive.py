@@ -246,12 +246,10 @@ class Redrives:
             passed = PassedOver()
             async with self._alone if careful else self._turns:
                 while not self._client.acked_to_end:
-                    unread = passed.error
                     try:
                         if not await self._next_window(key, passed, alone=careful):
                             return
-                        # What was passed over was with no handler: the next window is the first that may end the process.
-                        careful = careful and passed.error is not unread
+                        careful = False
                         if not passed:
                             failures = 0
                     except FencedError:
@@ -302,12 +300,13 @@ class Redrives:
             async with self._context.owner.alone.taken(ALONE_S):
                 await self._park_again(key)
                 return await self._next_window(key, passed, alone=False)
-        read = None
-        while read is None:
+        while True:
             rows, edited = await self._rows_left(key, passed)
             if not rows:
                 return await self._none_left(key, passed)
             read = await self._read_first(key, rows, passed)
+            if read is not None:
+                break
         messages, _ = read
         if not messages:
             return True
