@@ -12,7 +12,12 @@ from keylane.broker.scheduled.records import Waits
 from keylane.broker.scheduled.scheduler import Scheduler
 from keylane.broker.scheduled.subjects import Subjects
 from keylane.protocol.clock import Clock, SystemClock
-from keylane.protocol.errors import KeylaneError, SubjectDeletedError, SubjectUnknownError
+from keylane.protocol.errors import (
+    KeylaneError,
+    MessageTooLargeError,
+    SubjectDeletedError,
+    SubjectUnknownError,
+)
 from keylane.protocol.http.posted import PostedMessage
 from keylane.testing.machines.disk import SimDisk
 
@@ -49,6 +54,8 @@ class ScriptedSubjects(Subjects):
         self.tries: list[str] = []
         self.deleted: set[int] = set()
         """Ids of deleted subjects."""
+        self.limit_bytes: int | None = None
+        """Of a value; None: any may be stored."""
 
     @property
     def values(self) -> list[bytes]:
@@ -83,6 +90,9 @@ class ScriptedSubjects(Subjects):
             if isinstance(error, SubjectDeletedError):
                 self.deleted.add(subject_id)  # for every later delivery too
             raise error
+        longest = max(map(len, values))
+        if self.limit_bytes is not None and longest > self.limit_bytes:
+            raise MessageTooLargeError(f"{longest} bytes", limit_bytes=self.limit_bytes)
         assert self.batches.setdefault(key, values) == values, "a repeat has the same messages"
 
 

@@ -37,13 +37,13 @@ def left_partition_is_no_barrier(patches: Patches) -> None:
 def lease_token_is_not_checked(patches: Patches) -> None:
     """A program that was frozen with the lease goes on as if it still had it."""
 
-    def set_until(connection: Any, tables: Any, token: int, until: Any) -> None:
+    def renew(connection: Any, tables: Any, *, token: int, lease_ms: int) -> None:
         try:
-            real(connection, tables, token, until)
+            real(connection, tables, token=token, lease_ms=lease_ms)
         except lease_module.TokenPassedError:
             return
 
-    real = patches.set(lease_module, "_set_until", set_until)
+    real = patches.set(lease_module, "renew", renew)
 
 
 def rows_deleted_before_the_ack(patches: Patches) -> None:

@@ -19,7 +19,6 @@ from keylane.protocol.errors import (
     CorruptLogError,
     DiskFullError,
     FlushFailedError,
-    MessageTooLargeError,
     NotSentError,
     OutcomeUnknownError,
     OverloadedError,
@@ -416,7 +415,7 @@ async def test_subject_that_is_deleted_during_a_delivery_gets_nothing(before):
 @pytest.mark.parametrize("before", [[], [(OutcomeUnknownError("lost"), False)]])
 async def test_messages_over_the_limit_are_dropped_and_others_delivered(before):
     subjects, scheduler = ScriptedSubjects(), open_scheduler(SimDisk())
-    subjects.errors = [*before, (MessageTooLargeError("3 bytes", limit_bytes=2), False)]
+    subjects.errors, subjects.limit_bytes = [*before], 2
     large = message(b"abc")
     async with running(scheduler, subjects):
         await scheduler.schedule([message(b"a"), large, message(b"bc")])
