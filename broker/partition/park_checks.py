@@ -183,7 +183,9 @@ class _Checks:
     def _park(self, change: Park, room: _Room | None = None) -> Park | None:
         new = self._new_of(change)
         known = self._state(change.key) is not None
-        if not new and (change.failure is None or not known):
+        # Messages without an order that are acked, as those that retention has removed, change nothing of the others.
+        stays = change.failure is None or not known or (is_loose(change.key) and change.ranges)
+        if not new and stays:
             return None
         self._add(change.key, new)
         if change.failure is not None:

@@ -3,7 +3,7 @@
     park_checks (raises, or gives what is to be written) ──▶ apply (at once; gives its undo) ──▶ the record in the log
 
 Invariants
-    A message that is parked is acked.  It is kept until an Unpark, or a Clear.
+    A message that is parked is acked.  It is kept until an Unpark, or a Clear.  A loose key is there while messages of it are.
     Of a key the messages of an ancestor come before those of a later partition, each by offset: the order in which they
     were sent.  A partition has a higher id than its ancestors.
     Folding a change a second time, after later ones, and then these, leads to the same state.  So each state of a key is
@@ -215,6 +215,8 @@ class Parked:
         self, change: Park | Bury, state: ParkState, at_ms: int, acked: AckedOffsets | None
     ) -> Undo:
         parked = self._keys.get(change.key)
+        if parked is None and is_loose(change.key) and not change.ranges:
+            return _nothing  # its messages are gone
         undo = self._own_key(change.key, at_ms) if parked is None else self._set(change.key, None)
         parked = self._keys[change.key]
         added: list[Range] = []
@@ -297,16 +299,12 @@ class Parked:
         return take_back
 
     def _unpark(self, change: Unpark) -> Undo:
-        parked = self._keys.get(change.key)
+        source, parked = change.source, self._keys.get(change.key)
         if parked is None:
             return _nothing
-        marks = parked.marks(change.source, change.ranges)
-        gone = [
-            part
-            for start, end in change.ranges
-            for part in parked.remove(change.source, start, end)
-        ]
-        edits = parked.take_edits(change.source, gone)
+        marks = parked.marks(source, change.ranges)
+        gone = [part for start, end in change.ranges for part in parked.remove(source, start, end)]
+        edits = parked.take_edits(source, gone)
         self.messages -= message_count(gone)
         emptied = not parked.messages and is_loose(change.key)
         if emptied:
@@ -316,7 +314,7 @@ class Parked:
             if emptied:
                 self._keys[change.key] = parked
             for start, end in gone:
-                parked.add(change.source, start, end)
+                parked.add(source, start, end)
             parked.mark(marks)
             parked.edits |= edits
             self.messages += message_count(gone)
@@ -403,6 +401,8 @@ class Parked:
         undos: list[Undo] = []
         for key in change.keys:
             known = self._keys.get(key.key)
+            if known is None and is_loose(key.key) and not key.rows:
+                continue
             undos.append(_nothing if known else self._own_key(key.key, key.since_ms))
             parked = self._keys[key.key]
             undos.append(self._set(key.key, None))

@@ -3,7 +3,7 @@
     scheduled/00000000000000000001.log      numbered from 1; only the last is written to, at its end
 
 Invariants
-    A frame is synced before the next one is written.
+    A frame is synced before the next one is written; by the start, if the process that wrote it has not.
     What a full disk or a crash has left of a write lies behind the frames of the last segment only.
     Segments are removed from the first on, so a record that settles a message goes no earlier than the message.
 """
@@ -57,18 +57,28 @@ class ScheduledJournal:
         Read every frame, the oldest first.
 
         Args:
-            cut: cut a write off that was not finished; without it no byte is changed.
+            cut: cut a write off that was not finished, and have the last frame durable; without it no byte is changed.
 
         Raises:
             DataFolderError: a newer broker wrote the journal.
+            StorageError: the last frame may not be durable.
         """
         journal = cls(files, segment_bytes=segment_bytes)
         segments = _segments(files)
         for before, segment in pairwise(segments):
             if segment != before + 1:
                 journal.problems.append(f"{FOLDER}: segment {before + 1} is missing")
+        newest: Place | None = None
+
+        def seen(place: Place, records: list[Record]) -> None:
+            nonlocal newest
+            newest = place
+            visit(place, records)
+
         for segment in segments:
-            journal._read(segment, visit, last=segment == segments[-1], cut=cut)
+            journal._read(segment, seen, last=segment == segments[-1], cut=cut)
+        if cut and not journal.problems and newest and newest.segment == segments[-1]:
+            journal._write_again(newest)
         return journal
 
     def _read(
@@ -94,6 +104,23 @@ class ScheduledJournal:
                 file.truncate(end)
             finally:
                 file.close()
+
+    def _write_again(self, place: Place) -> None:
+        """
+        Write the last frame over itself, and sync it: it may be in the page cache only.
+
+        After a failed sync the kernel takes its bytes for clean: the sync of a later frame would leave a hole there.
+        """
+        path = segment_path(place.segment)
+        frame = self._files.pread(path, place.position, place.length)
+        file = self._files.open_append(path)
+        try:
+            file.rewind(place.position)
+            file.append([frame])
+            file.fdatasync()
+        finally:
+            file.close()
+        self._files.sync_folder(FOLDER)  # the process may have ended before it had
 
     @property
     def bytes(self) -> int:

@@ -132,6 +132,7 @@ class Scheduler:
 
         Raises:
             DataFolderError: a newer broker wrote the journal.
+            StorageError: its last write may not be durable.
         """
         agenda, journal = open_agenda(files, segment_bytes=segment_bytes)
         return cls(
@@ -582,10 +583,11 @@ def open_agenda(
     What the journal of a data folder says; blocks.
 
     Args:
-        cut: cut a write off that was not finished; without it no byte is changed.
+        cut: as for `ScheduledJournal.open`.
 
     Raises:
         DataFolderError: a newer broker wrote the journal.
+        StorageError: its last write may not be durable.
     """
     agenda = Agenda()
 

@@ -66,6 +66,7 @@ CATCHES: dict[str, int] = {
     "failed_messages_acked": 2,
     "failed_reads_are_forgotten": 2_000_000_053,
     "failed_retries_count_as_handled": 2_000_000_013,
+    "failed_syncs_leave_holes": 2_000_009_572,
     "fence_not_durable": 0,
     "fence_told_before_durable": 12,
     "fences_forgotten_at_restart": 0,

@@ -186,6 +186,11 @@ def unfinished_writes_stay(patches: Patches) -> None:
     patches.set(ScheduledJournal, "_cut_unfinished", lambda _self, _segment: None)
 
 
+def failed_syncs_leave_holes(patches: Patches) -> None:
+    """A start takes the last frame of a journal from the page cache, and writes behind it."""
+    patches.set(ScheduledJournal, "_write_again", lambda _self, _place: None)
+
+
 def due_before_the_time(patches: Patches) -> None:
     """Messages are delivered up to a second early."""
 
@@ -272,6 +277,7 @@ BREAKS: tuple[Breaks, ...] = (
     repeats_are_kept_again,
     settled_messages_go_with_their_segment,
     unfinished_writes_stay,
+    failed_syncs_leave_holes,
     due_before_the_time,
     rows_of_a_partition_run_backwards,
     rows_given_up_count_as_stored,

@@ -114,9 +114,19 @@ def _journals_are_full(seed: int) -> bool:
     return "broker_full" in plan.faults and plan.gap_s < OFTEN_S
 
 
+def _syncs_of_journals_fail(seed: int) -> bool:
+    """Syncs fail under scheduled messages, brokers are started again, and their machines lose power."""
+    number = seed - FEATURES_FIRST
+    if kind_of(number) is not LaterDeliveries:
+        return False
+    plan = feature_plan_of(number)
+    return "broker_flush" in plan.faults and plan.gap_s < OFTEN_S
+
+
 SHOWN_IN: dict[str, Callable[[int], bool]] = {
     "deadline_by_the_calendar": _calendars_jump_in_silence,
     "detour_told_by_batch": _mixed_batches_leave_home,
+    "failed_syncs_leave_holes": _syncs_of_journals_fail,
     "group_is_granted_while_cursors_are_set": _cursors_take_long,
     "late_joins_begin_again": _joins_come_late,
     "later_batches_are_parked_before_earlier_ones": _batches_wait_unopened,

@@ -32,6 +32,7 @@ from keylane.protocol.parked import (
     ParkOrBury,
     ParkState,
     Redrive,
+    Shift,
     Unpark,
 )
 
@@ -62,6 +63,18 @@ def test_repeat_of_a_request_changes_nothing():
     desk.ask(*asked)
     assert desk.parked.image() == before
     assert desk.ask(asked[1]) == []
+
+
+@pytest.mark.parametrize("leaves", [Shift(1, 2, 7, ((2, 3),), FAILURE), Unpark(1, 7, ((2, 3),))])
+def test_failure_of_a_message_that_is_acked_makes_no_key_of_its_tries_when_the_last_one_leaves_it(
+    leaves: AskedChange,
+):
+    """Retention has removed a message while it was with its handler, and so it counts as acked."""
+    desk = CheckedDesk()
+    desk.ask(Park(1, ((2, 3),), FAILURE))
+    desk.acked.add(5, 6)
+    assert desk.ask(leaves, Park(1, ((5, 6),), FAILURE)) == [leaves]
+    assert desk.parked.get(1) is None
 
 
 def test_repeat_parks_no_message_that_was_handled_since():

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from keylane.broker.scheduled.journal import ScheduledJournal, segment_path
 from keylane.broker.scheduled.records import FRAME_BYTES_MAX, Canceled, Place, Record, Waits
-from keylane.protocol.errors import CorruptLogError, DataFolderError, DiskFullError
+from keylane.protocol.errors import (
+    CorruptLogError,
+    DataFolderError,
+    DiskFullError,
+    FlushFailedError,
+)
 from keylane.testing.machines.disk import SimDisk
 
 FIRST, SECOND = segment_path(1), segment_path(2)
@@ -121,6 +128,41 @@ def test_newer_format_is_refused():
     overwrite(disk, FIRST, places[2].position, b"KLS3")
     with pytest.raises(DataFolderError, match="newer"):
         opened(disk)
+
+
+def test_frame_that_a_failed_sync_left_in_the_page_cache_is_durable_when_the_journal_is_opened():
+    """Its bytes are taken for clean, so that the sync of the next frame does not write them."""
+    disk, _ = written(1)
+    journal, _ = opened(disk)
+    for each in records(3)[1:]:
+        disk.fail = "fdatasync"
+        with pytest.raises(FlushFailedError):
+            journal.append([each])
+        with pytest.raises(FlushFailedError):
+            opened(disk)
+        disk.fail = ""
+        journal, _ = opened(disk)
+    journal.append(records(1))
+    again, read = opened(disk.after_crash(random.Random(1)))
+    assert again.problems == []
+    assert read == [*records(), *records(1)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_name_of_the_first_segment_is_durable_when_the_journal_is_opened(seed: int):
+    """The process before had written a frame, and ended before it had synced the folder."""
+    disk, _ = written(1)
+    disk._named["scheduled"] = {}
+    journal, _ = opened(disk)
+    journal.append(records(2)[1:])
+    assert opened(disk.after_crash(random.Random(seed)))[1] == records(2)
+
+
+def test_look_at_a_journal_writes_nothing():
+    disk, _ = written()
+    steps = disk.steps
+    opened(disk, cut=False)
+    assert disk.steps == steps
 
 
 def test_full_disk_keeps_nothing_of_a_frame():
