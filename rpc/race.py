@@ -48,6 +48,10 @@ class _Ending(Coroutine[Any, Any, T], Generic[T]):
     def close(self) -> None:
         self._work.close()
 
+    def __del__(self) -> None:
+        if not self._begun:
+            self._work.close()  # its task is dropped with the event loop, which says so
+
     def __await__(self) -> Generator[Any, Any, T]:
         return self._work.__await__()
 
