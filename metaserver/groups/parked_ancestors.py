@@ -71,13 +71,15 @@ def taken_over(partition: Partition, known: Mapping[PartitionId, Ancestor]) -> d
     past: dict[int, set[tuple[int, int]]] = {}
     while todo:
         below, start, end, newest = todo.pop()
-        if newest >= latest or start >= end:
+        if newest >= latest:
             continue
         for number in known[below].parents:
             ancestor = known.get(number)
             if ancestor is None:
                 continue
             part = max(start, ancestor.range_start), min(end, ancestor.range_end)
+            if part[0] >= part[1]:  # merged it would be (), which is the whole range
+                continue
             if ancestor.left and ancestor.token > newest and number not in direct:
                 past.setdefault(number, set()).add(part)
             step = (number, *part, max(newest, ancestor.token))

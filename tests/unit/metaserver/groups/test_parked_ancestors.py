@@ -75,6 +75,21 @@ def test_merged_partition_takes_over_the_part_that_did_not_come_by_way_of_a_chil
     assert taken_over(partition(4, 2, 3), known) == {1: ((0, 1024),)}
 
 
+def test_partition_takes_nothing_over_of_ancestors_that_share_no_range_with_the_way_to_them():
+    """2 and 3 are lost, and 3 continues no part of 1.  What 1 had came by way of 4, which lives."""
+    known = {
+        1: drained(4, end=341, left=True),
+        2: drained(0, 1, start=256, end=512),
+        3: drained(0, 2, start=341, end=682),
+        4: drained(9, 1, end=341, left=True),
+        5: drained(0, 3, 4),
+    }
+    assert taken_over(partition(6, 5), known) == {4: ((0, 341),)}
+    known[4] = drained(9, 1, end=341)
+    assert taken_over(partition(6, 5), known) == {}
+    assert noted_at_end([partition(6, 5)], known, ()) == [6]
+
+
 def test_partition_takes_nothing_over_past_one_that_is_not_drained():
     """It takes that over itself, when it is granted."""
     known = {
