@@ -71,13 +71,15 @@ def taken_over(partition: Partition, known: Mapping[PartitionId, Ancestor]) -> d
     past: dict[int, set[tuple[int, int]]] = {}
     while todo:
         below, start, end, newest = todo.pop()
-        if newest >= latest or start >= end:
+        if newest >= latest:
             continue
         for number in known[below].parents:
             ancestor = known.get(number)
             if ancestor is None:
                 continue
             part = max(start, ancestor.range_start), min(end, ancestor.range_end)
+            if part[0] >= part[1]:  # merged it would be (), which is the whole range
+                continue
             if ancestor.left and ancestor.token > newest and number not in direct:
                 past.setdefault(number, set()).add(part)
             step = (number, *part, max(newest, ancestor.token))
@@ -207,9 +209,8 @@ def read_taken_over(
     if not left:
         return {}
     kept = {row.partition_id: row.token_kept for row in rows}
-    least, highest = min(kept.get(parent, 0) for parent in parents), max(parents)
     # Mostly a partition is granted later than all before it, and nothing more has to be read.
-    if any(kept[each] > least and each < highest for each in left - parents):
+    if any(_may_reach_past_parents(partition, left, kept) for partition in held):
         known = _read_known(connection, group_id)
         sources = {partition.partition_id: taken_over(partition, known) for partition in held}
     else:
@@ -227,6 +228,19 @@ def read_taken_over(
         ]
         for key, each in sources.items()
     }
+
+
+def _may_reach_past_parents(
+    partition: Partition, left: Collection[int], tokens: Mapping[int, int]
+) -> bool:
+    """Whether one that left something is later than a parent; it may be the parent of other partitions."""
+    if not partition.parents:
+        return False
+    least = min(tokens.get(parent, 0) for parent in partition.parents)
+    highest = max(partition.parents)
+    return any(
+        tokens[each] > least and each < highest and each not in partition.parents for each in left
+    )
 
 
 def need_no_owner(

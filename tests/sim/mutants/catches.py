@@ -123,6 +123,7 @@ CATCHES: dict[str, int] = {
     "lost_heartbeat_renews": 1_214,
     "lost_is_not_asked": 60,
     "lost_messages_are_sent_again": 60,
+    "lost_parents_are_waited_for": 2_000_004_523,
     "lost_partitions_carry_on": 2_000_000_323,
     "lost_session_goes_on": 4,
     "lower_offsets_stay_in_hand": 2_000_015_444,

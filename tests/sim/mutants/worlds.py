@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sim.features.instances import Instances
+from sim.features.lacking import OnLostDisks
 from sim.features.later import REPEATING, REPEATING_EVERY, LaterDeliveries
 from sim.features.live_resets import LiveResetting, sets_parts
 from sim.features.loops import PROMPT, PROMPT_EVERY, Loops
@@ -123,6 +124,11 @@ def _syncs_of_journals_fail(seed: int) -> bool:
     return "broker_flush" in plan.faults and plan.gap_s < OFTEN_S
 
 
+def _disks_with_retries_are_lost(seed: int) -> bool:
+    """Messages wait for retry at partitions whose disk is lost."""
+    return kind_of(seed - FEATURES_FIRST) is OnLostDisks
+
+
 SHOWN_IN: dict[str, Callable[[int], bool]] = {
     "deadline_by_the_calendar": _calendars_jump_in_silence,
     "detour_told_by_batch": _mixed_batches_leave_home,
@@ -132,6 +138,7 @@ SHOWN_IN: dict[str, Callable[[int], bool]] = {
     "later_batches_are_parked_before_earlier_ones": _batches_wait_unopened,
     "live_reset_waits_for_no_member": _groups_are_reset,
     "lost_heartbeat_renews": _shared_heartbeats_fail,
+    "lost_parents_are_waited_for": _disks_with_retries_are_lost,
     "margin_on_the_wrong_side": _leases_end_with_messages,
     "reset_of_a_child_forgets_its_parents": _partitions_are_reset_alone,
     "second_copy_not_declared": _batches_leave_home,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keylane.consumer.parking import redrive
+from keylane.consumer.parking.ancestors import Ancestors
 from keylane.consumer.parking.due_tries import DueTries
 from keylane.consumer.parking.passed_over import PassedOver
 from keylane.consumer.parking.redrive import Redrives
@@ -115,6 +116,18 @@ def lost_partitions_carry_on(patches: Patches) -> None:
     patches.set(parked_ancestors, "_left", _left_with_all_tokens())
 
 
+def lost_parents_are_waited_for(patches: Patches) -> None:
+    """A child asks for what a lost parent has parked until someone answers."""
+
+    async def address_of(self: Any, partition_id: int) -> Any:
+        address = await real(self, partition_id)
+        if address is None:
+            raise redrive.UnreachableError(f"partition {partition_id} is away")
+        return address
+
+    real = patches.set(Ancestors, "_address_of", address_of)
+
+
 def _with_all_tokens() -> Any:
     of = parked_ancestors
     columns = [c for c in of._known.selected_columns if c.key != "token"]
@@ -142,4 +155,5 @@ BREAKS: tuple[Breaks, ...] = (
     all_of_a_source_is_given_up,
     damaged_messages_are_given_up,
     lost_partitions_carry_on,
+    lost_parents_are_waited_for,
 )

@@ -75,6 +75,21 @@ def test_merged_partition_takes_over_the_part_that_did_not_come_by_way_of_a_chil
     assert taken_over(partition(4, 2, 3), known) == {1: ((0, 1024),)}
 
 
+def test_partition_takes_nothing_over_of_ancestors_that_share_no_range_with_the_way_to_them():
+    """2 and 3 are lost, and 3 continues no part of 1.  What 1 had came by way of 4, which lives."""
+    known = {
+        1: drained(4, end=341, left=True),
+        2: drained(0, 1, start=256, end=512),
+        3: drained(0, 2, start=341, end=682),
+        4: drained(9, 1, end=341, left=True),
+        5: drained(0, 3, 4),
+    }
+    assert taken_over(partition(6, 5), known) == {4: ((0, 341),)}
+    known[4] = drained(9, 1, end=341)
+    assert taken_over(partition(6, 5), known) == {}
+    assert noted_at_end([partition(6, 5)], known, ()) == [6]
+
+
 def test_partition_takes_nothing_over_past_one_that_is_not_drained():
     """It takes that over itself, when it is granted."""
     known = {
@@ -154,3 +169,34 @@ def test_lost_partition_that_left_nothing_keeps_what_its_owners_have_done(
         return sorted(each.partition.partition_id for each in taken)
 
     assert rows.run(owners) == ancestors
+
+
+def test_ancestor_behind_a_lost_partition_counts_when_it_is_the_parent_of_another_one_held():
+    """The same session has 3, which continues 1, and 4, which continues the lost 2, and so 1 as well."""
+    rows = Rows()
+    rows.report("g1")
+    rows.create("s", 1)
+    rows.resize("s", 2)
+    rows.resize("s", 1)
+    joined = rows.run(
+        join_group, Join(subject="s", group="g", session="a" * 32, ttl_ms=9_000), sessions_max=9
+    )
+
+    def ranges(connection: sa.Connection) -> dict[int, dict[int, Any]]:
+        here = {"group_id": joined.group_id}
+        connection.execute(
+            sa.insert(drained_rows).values(here | {"partition_id": 1, "parked": True})
+        )
+        for number, token in ((1, 4), (2, 5), (3, 6)):
+            row = here | {"partition_id": number, "token": token, "withdrawn": False}
+            connection.execute(sa.insert(leases).values(row))
+        lost = sa.update(partitions).where(partitions.c.partition_id == 2).values(lost=True)
+        connection.execute(lost)
+        held = read_partitions(connection, BY_ID, ids=[3, 4])
+        taken = read_taken_over(connection, joined.group_id, held)
+        return {
+            int(number): {int(each.partition.partition_id): each.ranges for each in ancestors}
+            for number, ancestors in taken.items()
+        }
+
+    assert rows.run(ranges) == {3: {1: ()}, 4: {1: ((0, 512),)}}
