@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Coroutine, Generator
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from ..protocol.errors import ClosedError
@@ -47,6 +47,17 @@ class _Ending(Coroutine[Any, Any, T], Generic[T]):
 
     def close(self) -> None:
         self._work.close()
+
+    @property
+    def cr_frame(self) -> FrameType | None:
+        """As of a coroutine: what shows or ends tasks looks at it."""
+        frame: FrameType | None = self._work.cr_frame  # type: ignore[attr-defined]
+        return frame
+
+    @property
+    def cr_await(self) -> Any:
+        """As of a coroutine."""
+        return self._work.cr_await  # type: ignore[attr-defined]
 
     def __del__(self) -> None:
         if not self._begun:

@@ -181,3 +181,15 @@ async def test_ending_is_begun_when_its_task_is_cancelled_before_the_first_step(
     assert await task == "done"
     assert steps == ["begun", "going on", "cancelled"]
     assert "named" in repr(task)
+
+
+async def test_task_that_ends_a_client_shows_where_it_waits():
+    """As any task: debuggers, and what ends the tasks of a simulated program, look at the frame of its coroutine."""
+    stop = asyncio.Event()
+    task = start_ending(stop.wait())
+    await asyncio.sleep(0)
+    (frame,) = task.get_stack()
+    assert frame.f_code is asyncio.Event.wait.__code__
+    stop.set()
+    await task
+    assert task.get_stack() == []
