@@ -160,6 +160,7 @@ async def test_lines_that_wait_for_a_broker_are_named_when_the_command_is_interr
             await asyncio.sleep(0.1)
         process.send_signal(stop)
         _, errors = await process.communicate()
+    assert errors.startswith(b"{"), errors
     told = json.loads(errors)["details"]
     assert 0 < told["stored"] < 40
 
