@@ -161,22 +161,6 @@ async def test_redrive_of_loose_messages_passes_over_those_that_cannot_be_read(k
         assert [message.offset for message in owner.messages[2:]] == [0, 1]
 
 
-async def test_first_loose_messages_have_their_turn_alone_when_others_could_not_be_read():
-    """They may have ended the process of the owner before; those that were passed over were with no handler."""
-    broker, owner = DamagedBroker(b""), NotingOwner()
-    owner.redrives = True
-    async with opened(PullClient, broker, owner, ConsumerSettings(backoff=FAST)) as client:
-        client.parking._redrives.careful = True
-        client.parking._redrives.begin(b"")
-        while not owner.messages:
-            await asyncio.sleep(0)
-        assert owner.alone._lock is not None
-        assert owner.alone._lock.locked()
-        broker.parked[b""] = []
-        for message in owner.messages:
-            message.delivery.done(message.offset)
-
-
 async def test_redrive_of_a_key_waits_for_its_oldest_message_when_that_cannot_be_read():
     broker, owner = DamagedBroker(KEY), NotingOwner()
     owner.redrives = True
