@@ -16,7 +16,7 @@ from contextlib import suppress
 from itertools import pairwise
 
 from ...protocol.errors import CorruptLogError, DataFolderError, StorageError
-from ..storage.files import AppendFile, Files
+from ..storage.files import AppendFile, Files, write_again
 from .records import Place, Record, encode_frame, read_frame, scan
 
 log = logging.getLogger("keylane.broker")
@@ -106,17 +106,12 @@ class ScheduledJournal:
                 file.close()
 
     def _write_again(self, place: Place) -> None:
-        """
-        Write the last frame over itself, and sync it: it may be in the page cache only.
-
-        After a failed sync the kernel takes its bytes for clean: the sync of a later frame would leave a hole there.
-        """
+        """Have the last frame durable: it may be in the page cache only."""
         path = segment_path(place.segment)
-        frame = self._files.pread(path, place.position, place.length)
         file = self._files.open_append(path)
         try:
-            file.rewind(place.position)
-            file.append([frame])
+            end = place.position + place.length
+            write_again(self._files, path, file, start=place.position, end=end)
             file.fdatasync()
         finally:
             file.close()

@@ -30,6 +30,8 @@ log = logging.getLogger("keylane.broker")
 FOLDER_MODE, FILE_MODE, PROTECTED_MODE = 0o700, 0o600, 0o400
 """Only the user who runs the broker may read messages."""
 OTHERS_MODE = 0o077
+READ_BYTES = 2 << 20
+"""Of a file that is read in parts."""
 READ_FILES_MAX = 256
 """Descriptors that are kept open for reading."""
 
@@ -184,6 +186,20 @@ def replace_large_file(files: Files, path: str, parts: Iterable[Sequence[Buffer]
             files.remove(draft)  # on a full disk it would take the last free bytes
         raise
     files.sync_folder(path.rpartition("/")[0])
+
+
+def write_again(files: Files, path: str, file: AppendFile, *, start: int, end: int) -> None:
+    """
+    Write the bytes `[start, end)` of a file over themselves; `file` is open on `path`, and the caller syncs it.
+
+    After a failed sync the kernel marks bytes in the page cache as clean although they are not on the disk.  Another
+    sync would not write them, and that of later bytes would leave a hole there.
+    """
+    while start < end:
+        data = files.pread(path, start, min(READ_BYTES, end - start))
+        file.rewind(start)
+        file.append([data])
+        start += len(data)
 
 
 def _make_folders(path: Path) -> None:

@@ -37,14 +37,13 @@ from ....protocol.record import (
     read_record,
 )
 from ....protocol.text import counted
-from ..files import AppendFile, Files, replace_large_file
+from ..files import READ_BYTES, Files, replace_large_file, write_again
 from .commit_log import BARRIER, FOLDER, segment_bases, segment_path
 from .holes import Hole, Trace, Visitor
 from .trail import TrailCursor, durable_end, trail_bases
 
 log = logging.getLogger("keylane.broker")
 
-READ_BYTES = 2 << 20
 AHEAD_BYTES = 8 << 20
 """Read ahead by the kernel while checksums are computed."""
 TRACES_MAX = 20_000
@@ -97,26 +96,14 @@ def recover_log(
             )
         if recovered.cut_bytes or recovered.reserved_bytes:
             file.truncate(recovered.end - last)
-        _write_again(files, file, base=last, start=recovered.unproven, end=recovered.end)
+        unproven = max(recovered.unproven, last)
+        write_again(
+            files, segment_path(last), file, start=unproven - last, end=recovered.end - last
+        )
         file.fdatasync()
     finally:
         file.close()
     return recovered
-
-
-def _write_again(files: Files, file: AppendFile, *, base: int, start: int, end: int) -> None:
-    """
-    Write the end of the segment again.
-
-    After a failed sync the kernel marks bytes in the page cache as clean although they are not on the disk.  Another
-    sync would not write them.
-    """
-    at = max(start, base)
-    while at < end:
-        data = files.pread(segment_path(base), at - base, min(READ_BYTES, end - at))
-        file.rewind(at - base)
-        file.append([data])
-        at += len(data)
 
 
 def scan_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0) -> RecoveredLog:
