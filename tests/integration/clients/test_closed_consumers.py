@@ -174,3 +174,42 @@ def test_pull_clients_are_freed_when_a_living_consumer_loses_its_partitions() ->
 
     # The consumer knows the last message that was taken, and the one that it looked at before.
     assert max(run(story)) <= 2
+
+
+async def close_several(cluster: VirtualCluster) -> None:
+    consumer = Consumer(cluster.address)
+    for group in ("first", "second"):
+        consumer.on("orders", group=group)(hang)
+    async with consumer:
+        await asyncio.sleep(3)
+
+
+async def close_broadcast(cluster: VirtualCluster) -> None:
+    async with Consumer(cluster.address, subject="orders", broadcast=True, handler=hang):
+        await asyncio.sleep(1)
+        async with Producer(cluster.address) as producer:
+            for number in range(20):
+                producer.send("orders", b"", key=b"%d" % number)
+            await producer.flush()
+        await asyncio.sleep(1)
+
+
+async def close_reopened(cluster: VirtualCluster) -> None:
+    consumer = Consumer(cluster.address, subject="orders", group="g", handler=hang)
+    for _ in range(2):
+        async with consumer:
+            await asyncio.sleep(3)
+
+
+@pytest.mark.parametrize("close", [close_several, close_broadcast, close_reopened])
+def test_consumers_of_other_kinds_are_freed_when_they_close_with_messages_at_handlers(
+    close: Callable[[VirtualCluster], Awaitable[None]],
+) -> None:
+    async def story(cluster: VirtualCluster) -> tuple[int, int]:
+        await send_all(cluster)
+        for _ in range(ROUNDS):
+            await close(cluster)
+            await asyncio.sleep(5)
+        return Freed().left()
+
+    assert run(story) == (0, 0)
