@@ -54,6 +54,8 @@ IDLE_CHECKS_PER_TTL = 10
 Checks in a ttl while no message is with a handler, if that is longer than CHECK_MS_MAX: many idle consumers cost little.
 A stall may then be measured too short by that time.
 """
+ENDED_TOKENS_MAX = 10_000
+"""Partitions beyond the granted ones whose ended tokens are kept: they come and go for as long as a consumer lives."""
 
 
 class Assignments:
@@ -112,7 +114,7 @@ class Assignments:
         self._hand_overs: dict[int, asyncio.Task[None]] = {}
         """A task for each client in `_ending`."""
         self._ended_tokens: dict[int, int] = {}
-        """The highest token of each partition that is not used again."""
+        """The highest token of each partition that is not used again; the one that ended last is last."""
         self._reports: set[asyncio.Task[None]] = set()
         self._grants: tuple[Grant, ...] = ()
         self._deadline_ms = 0
@@ -240,11 +242,19 @@ class Assignments:
         del self._clients[partition_id]
         client.stop()
         if client.token_is_single_use or client.fenced:
-            self._ended_tokens[partition_id] = client.token
+            self._note_ended(partition_id, client.token)
         self._ending[partition_id] = client
         self._hand_overs[partition_id] = start_task(
             self._end(client), name=f"hand over {partition_id}"
         )
+
+    def _note_ended(self, partition_id: int, token: int) -> None:
+        """Note a token that is not used again; one of long ago is granted no more, and its partition may be gone."""
+        ended = self._ended_tokens
+        ended.pop(partition_id, None)
+        ended[partition_id] = token
+        if len(ended) > ENDED_TOKENS_MAX + len(self._grants):
+            del ended[next(iter(ended))]
 
     # ── grants compared with clients ─────────────────────────────────────────────────────────────────
     def _apply(self, grants: tuple[Grant, ...]) -> None:

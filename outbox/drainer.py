@@ -172,6 +172,8 @@ class Drainer:
         if self.token is None and len(self._routes.known) > SUBJECTS_KEPT:
             await self._close_senders()
             self._routes.known.clear()
+        elif len(self._routes.known) > 2 * SUBJECTS_KEPT:
+            await self._forget_idle()
 
     def _apply(self, outcome: RoundOutcome) -> None:
         self.token = outcome.token
@@ -187,7 +189,10 @@ class Drainer:
                 if not self._sender(batch.subject, batch.partition_id).take(batch):
                     self._settled.returned.append(batch)
                     self.wake()
-        for subject in {*outcome.unknown, *(batch.subject for batch in outcome.recorded)}:
+        recorded = {batch.subject for batch in outcome.recorded}
+        for subject in recorded:
+            self._routes.used(subject)
+        for subject in outcome.unknown | recorded:
             self._learn(subject)
         for subject in outcome.unconfirmed:
             self._confirm(subject)
@@ -305,6 +310,20 @@ class Drainer:
                 del self.senders[partition_id]
                 self._by_subject[sender.subject].remove(sender)
                 await sender.close()
+
+    async def _forget_idle(self) -> None:
+        """Forget subjects whose last batch is the longest ago: some processes always have rows, each time of other subjects."""
+        busy = {sender.subject for sender in self.senders.values() if sender.batches}
+        busy |= {*self._learning, *self._confirming}
+        idle = [subject for subject in self._routes.known if subject not in busy]
+        left: list[PartitionSender] = []
+        for subject in idle[: len(self._routes.known) - SUBJECTS_KEPT]:
+            del self._routes.known[subject]
+            left += self._by_subject.pop(subject, [])
+        for sender in left:
+            del self.senders[sender.partition_id]
+        for sender in left:
+            await sender.close()
 
     def stored(self, batch: OutboxBatch) -> None:
         """See `SenderOwner.stored`."""

@@ -24,11 +24,14 @@ from ..protocol.errors import (
 )
 from ..protocol.routing import Partition, Route, route_table
 from ..rpc.client import MetaClient
+from ..rpc.liveness.recent import RecentNames
 from ..rpc.race import start_task
 
 log = logging.getLogger("keylane.outbox")
 MISSING_PAUSE_MS_MAX = 60_000
 """Longest pause between two questions for a subject that does not exist, and that may never be created."""
+DELETED_KNOWN_MAX = 10_000
+"""Deleted subjects that are known by name; one that is forgotten is asked for as by a process that was started anew."""
 _NO_SUBJECT = (SubjectDeletedError, SubjectUnknownError)
 _DELETED = "the subject was deleted: its rows wait until an operator creates one of this name"
 
@@ -67,9 +70,15 @@ class OutboxRoutes:
     def __init__(self, meta: MetaClient) -> None:
         self._meta = meta
         self.known: dict[str, KnownRoute] = {}
-        self._deleted: set[str] = set()
+        """By subject; the one that was used last is last."""
+        self._deleted = RecentNames(DELETED_KNOWN_MAX)
         """Subjects that were deleted, as long as no later one of their name is known."""
         self._asking: dict[str, asyncio.Task[KnownRoute]] = {}
+
+    def used(self, subject: str) -> None:
+        """Note that messages go by the route of a subject."""
+        if subject in self.known:
+            self.known[subject] = self.known.pop(subject)
 
     async def ask(self, subject: str, unsettled: Collection[int]) -> KnownRoute:
         """

@@ -45,6 +45,7 @@ from .access.throttling import THROTTLED_HEADER, Throttling
 from .access.token_file import TokenSource, refused_token, token_source
 from .channel import WebSocketChannel
 from .liveness.keepalive import watched_socket
+from .liveness.recent import RecentNames
 from .liveness.silence import SilencePatience
 from .race import start_task
 from .reasons import cause, reason
@@ -66,6 +67,8 @@ CONNECT_SECONDS = 3.0
 TLS_END_SECONDS = 0.02
 """TLS connections end some turns of the event loop after they are closed, which aiohttp does not wait for."""
 CAPABILITY_TIMEOUT_MS = 3_000
+ADDRESSES_KNOWN_MAX = 10_000
+"""Addresses of which it is known whether they have answered: more than a cluster has servers, which may come back at others."""
 _NO_CONNECTION = (
     aiohttp.ClientConnectorError,
     aiohttp.ConnectionTimeoutError,
@@ -130,9 +133,9 @@ class HttpNetwork:
         """Its connections are new ones; made when it is needed."""
         self._patience = SilencePatience()
         self.throttling = Throttling()
-        self._answered: set[str] = set()
+        self._answered = RecentNames(ADDRESSES_KNOWN_MAX)
         """Addresses that have answered: what they were asked may be done, although no answer came."""
-        self._cut: set[str] = set()
+        self._cut = RecentNames(ADDRESSES_KNOWN_MAX)
         """Addresses that have ended a connection since their last answer."""
 
     def another(self) -> HttpNetwork:

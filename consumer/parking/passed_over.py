@@ -26,6 +26,8 @@ class PassedOver:
         """Source → the offset below which nothing of it is asked for."""
         self.error: KeylaneError | None = None
         """Why the last message could not be read; None: all could."""
+        self.rows_before = 0
+        """Rows at the front of which nothing is left: what is asked for begins behind them."""
 
     def __bool__(self) -> bool:
         return bool(self._upto)
@@ -55,3 +57,4 @@ class PassedOver:
         """Ask for everything again."""
         self._upto.clear()
         self.error = None
+        self.rows_before = 0

@@ -355,13 +355,21 @@ class Redrives:
         if not passed:
             parked = await self._sender.first_rows(key, WINDOW)
             return parked.rows, parked.edited
-        first = 0
+        # Not from the front for each window: there may be thousands of pages that were passed over.
+        began_at = passed.rows_before
         while True:
-            parked = await self._sender.first_rows(key, MAX_I64, first=first)
+            parked = await self._sender.first_rows(key, MAX_I64, first=passed.rows_before)
             rows = passed.rows_left(parked.rows, WINDOW)
-            if rows or not parked.rows:
+            if rows:
                 return rows, parked.edited
-            first += len(parked.rows)
+            if parked.rows:
+                passed.rows_before += len(parked.rows)
+            elif (
+                began_at
+            ):  # an operator may have skipped some at the front: the others have moved up
+                began_at = passed.rows_before = 0
+            else:
+                return rows, parked.edited
 
     async def read(
         self,

@@ -30,6 +30,8 @@ ASK_AGAIN_S = 2.0
 """Between two questions by a new connection; doubled each time, up to ASK_AGAIN_S_MAX."""
 ASK_AGAIN_S_MAX = 8.0
 PATIENCE_S_MAX = 16.0
+ADDRESSES_KNOWN_MAX = 1_000
+"""Addresses whose connections are waited for longer; those that were given up last."""
 
 
 class JudgedConnection(Protocol):
@@ -54,6 +56,7 @@ class SilencePatience:
 
     def __init__(self) -> None:
         self._of: dict[str, float] = {}
+        """The address that was given up last is last."""
 
     def of(self, address: str) -> float:
         """For a connection to `address` that has brought no answer; 0: the first ping that is not answered counts."""
@@ -61,10 +64,12 @@ class SilencePatience:
 
     def given_up(self, address: str, *, had_answers: bool) -> None:
         """Note that a connection to `address` was given up."""
+        before = self._of.pop(address, 0.0)
         if had_answers:
-            self._of.pop(address, None)
-        else:
-            self._of[address] = min(max(2 * self.of(address), 1.0), PATIENCE_S_MAX)
+            return
+        self._of[address] = min(max(2 * before, 1.0), PATIENCE_S_MAX)
+        if len(self._of) > ADDRESSES_KNOWN_MAX:  # brokers come back at other addresses
+            del self._of[next(iter(self._of))]
 
 
 class Silence:

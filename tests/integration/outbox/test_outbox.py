@@ -123,6 +123,32 @@ async def test_outbox_keeps_no_sender_for_each_subject_of_its_life(
         await shared_cluster.check_history(name, {b"k": values})
 
 
+async def test_outbox_keeps_no_sender_for_each_subject_of_its_life_when_it_never_rests(
+    shared_cluster, sqlite, monkeypatch
+):
+    """A program that always has rows of some subject kept the routes and senders of all, and read through them each round."""
+    monkeypatch.setattr(drainer, "SUBJECTS_KEPT", 2)
+    life = f"busy-{next(numbers)}"
+    absent = f"{life}.absent"  # its row keeps the lease
+    async with Outbox(shared_cluster.meta, sqlite, settings=SETTINGS) as outbox:
+        async with sqlite.begin() as connection:
+            await outbox.add(connection, absent, b"waits", key=b"k")
+        for turn in range(9):
+            name = f"{life}.{turn}"
+            await shared_cluster.create(name, partitions=1)
+            await outbox.send(name, b"v", key=b"k")
+        async with asyncio.timeout(60):
+            while len(_senders(life)) > 6:
+                await asyncio.sleep(0.02)
+        assert outbox._drainer.token is not None
+        assert len(outbox._routes.known) <= 5
+        assert outbox._drainer._by_subject.keys() <= outbox._routes.known.keys()
+        await shared_cluster.create(absent, partitions=1)
+        await drained(sqlite)
+    for name in (absent, *(f"{life}.{turn}" for turn in range(9))):
+        await shared_cluster.check_history(name, {b"k": [b"waits" if name == absent else b"v"]})
+
+
 def _senders(prefix: str) -> list[str]:
     """The running tasks that send to partitions of these subjects."""
     names = [task.get_name() for task in asyncio.all_tasks()]

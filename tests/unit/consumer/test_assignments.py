@@ -6,6 +6,7 @@ import asyncio
 import random
 from types import SimpleNamespace
 
+from keylane.consumer import assignments as module
 from keylane.consumer.assignments import Assignments
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
@@ -257,3 +258,17 @@ async def test_watch_ends_a_client_whose_lease_lapsed():
     await asyncio.sleep(0.01)
     assert side.made[0].handed_over
     await side.assignments.close()
+
+
+async def test_ended_tokens_are_of_the_latest_partitions_when_partitions_come_and_go(monkeypatch):
+    """A consumer kept the token of each partition that was ever moved away from it."""
+    monkeypatch.setattr(module, "ENDED_TOKENS_MAX", 5)
+    consumer = AssignmentsAlone()
+    for partition_id in range(1, 101):
+        consumer.give(grant(partition_id, partition_id), grant(partition_id + 1, partition_id + 1))
+        while consumer.assignments.ending:
+            await asyncio.sleep(0)
+    assert len(consumer.assignments._ended_tokens) <= 5 + 2
+    consumer.give(grant(99, 99))
+    await asyncio.sleep(0)
+    assert not [client for client in consumer.made if client.partition_id == 99][1:]

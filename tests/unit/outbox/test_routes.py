@@ -8,9 +8,15 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
+from keylane.outbox import routes as module
 from keylane.outbox.routes import MISSING_PAUSE_MS_MAX, KnownRoute, OutboxRoutes
 from keylane.protocol.backoff import Backoff
-from keylane.protocol.errors import KeylaneError, SubjectUnknownError, UnreachableError
+from keylane.protocol.errors import (
+    KeylaneError,
+    SubjectDeletedError,
+    SubjectUnknownError,
+    UnreachableError,
+)
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
 
 PARTITION = Partition(
@@ -79,3 +85,15 @@ async def test_pauses_are_those_of_a_failing_call_when_a_subject_that_was_missin
         known = await routes.ask("s", ())
     assert known.problem
     assert max(pauses_ms(known)) <= 2_000
+
+
+async def test_deleted_subjects_are_known_by_name_up_to_a_bound(monkeypatch):
+    """A program that names a subject for each order kept the names of all that were deleted."""
+    monkeypatch.setattr(module, "DELETED_KNOWN_MAX", 5)
+    meta: Any = Meta(*[SubjectDeletedError()] * 50, SubjectUnknownError())
+    routes = OutboxRoutes(meta)
+    for number in range(50):
+        await routes.ask(f"s{number}", ())
+    assert len(routes._deleted) == 5
+    known = await routes.ask("s49", (1,))
+    assert isinstance(known.gone[1], SubjectDeletedError)

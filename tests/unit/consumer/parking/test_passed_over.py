@@ -37,3 +37,10 @@ def test_rows_left_are_all_when_it_is_cleared():
     passed.clear()
     assert passed.error is None
     assert passed.rows_left(ROWS, 100) == ROWS
+
+
+def test_rows_are_asked_for_from_the_front_when_it_is_cleared():
+    passed = PassedOver()
+    passed.rows_before = 7
+    passed.clear()
+    assert passed.rows_before == 0

@@ -187,3 +187,53 @@ async def test_message_that_may_have_ended_a_process_is_alone_behind_one_that_ca
         broker.parked[b""] = []
         for message in owner.messages:
             message.delivery.done(message.offset)
+
+
+class PagesBroker(HomeBroker):
+    """Has dead letters that were chosen, one batch and one page of rows each: damaged ones, then whole ones."""
+
+    DAMAGED, WHOLE = 20, 20
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.end = 0  # nothing else is pulled
+        self.rows = [(1, 2 * at, 2 * at + 2) for at in range(self.DAMAGED + self.WHOLE)]
+        self.asked: list[int] = []
+
+    async def call(self, request, payload=b"", *, wait_ms=0):
+        match request:
+            case ReadParked(key=key, first=first) if key == RETRIED:
+                self.asked.append(first)
+                rows = self.rows[first : first + 1]
+                return ParkedRows(tuple(rows), len(rows)), b""
+            case ReadParked():
+                return ParkedRows((), 0), b""
+            case Read(offset=offset):
+                if offset < 2 * self.DAMAGED:
+                    raise CorruptLogError(partition_id=1, offset=offset, end_offset=offset + 2)
+                return Batches(0, 2 * len(self.rows), offset + 2, False), stored(offset)
+        return await super().call(request, payload, wait_ms=wait_ms)
+
+    def handled(self, messages) -> None:
+        """What is handled is parked no longer."""
+        for message in messages:
+            message.delivery.done(message.offset)
+        self.rows = [row for row in self.rows if row[1] not in {each.offset for each in messages}]
+
+
+async def test_redrive_asks_for_pages_that_were_passed_over_once_and_not_for_each_window():
+    """Thousands of pages that could not be read were asked for again for each few messages behind them."""
+    broker, owner = PagesBroker(), NotingOwner()
+    owner.redrives = True
+    async with opened(PullClient, broker, owner, ConsumerSettings(backoff=FAST)) as client:
+        client.parking._redrives.begin(RETRIED)
+        seen = 0
+        while seen < 2 * broker.WHOLE:
+            while len(owner.messages) == seen:
+                await asyncio.sleep(0)
+            fresh, seen = owner.messages[seen:], len(owner.messages)
+            if len(broker.rows) == broker.DAMAGED + broker.WHOLE // 2:
+                del broker.rows[0]  # an operator skips one: the others move up
+            broker.handled(fresh)
+        assert {message.offset for message in owner.messages} == set(range(40, 80))
+        assert len(broker.asked) <= 3 * len(range(broker.DAMAGED + broker.WHOLE))

@@ -149,3 +149,14 @@ async def test_connection_is_not_given_up_when_it_has_ended_by_itself():
     judged.end()
     await asyncio.sleep(0.1)
     assert not socket.given_up
+
+
+def test_patience_is_kept_for_the_latest_addresses_when_servers_come_back_at_others(monkeypatch):
+    monkeypatch.setattr(silence, "ADDRESSES_KNOWN_MAX", 3)
+    patience = SilencePatience()
+    for number in range(100):
+        patience.given_up("b:1", had_answers=False)
+        patience.given_up(f"c:{number}", had_answers=False)
+    assert len(patience._of) == 3
+    assert patience.of("b:1") == PATIENCE_S_MAX
+    assert patience.of("c:99") == 1.0

@@ -1,0 +1,22 @@
+"""What a network keeps of addresses: brokers may come back at others for as long as a client lives."""
+
+from __future__ import annotations
+
+from keylane.rpc import http_network
+from keylane.rpc.http_network import HttpNetwork
+
+
+async def test_network_knows_the_addresses_that_answered_last_when_servers_come_back_at_others(
+    monkeypatch,
+):
+    monkeypatch.setattr(http_network, "ADDRESSES_KNOWN_MAX", 5)
+    network = HttpNetwork(ask_environment=False)
+    try:
+        for number in range(100):
+            network._note_answer("10.0.0.1:7000")
+            network._cut.add(f"10.1.0.{number}:8000")
+            network._note_answer(f"10.2.0.{number}:8000")
+        assert len(network._answered) == len(network._cut) == 5
+        assert "10.0.0.1:7000" in network._answered
+    finally:
+        await network.close()
