@@ -101,8 +101,8 @@ class Cleaning:
         self._refusal = ""
         self._disk_use = NO_DISK
         """As the last check has found it; nothing is in use before the first one."""
-        self._first_ms: dict[int, int] = {}
-        """Time of the first message of a segment, by its base."""
+        self._first_ms: dict[int, int | None] = {}
+        """Time of the first message of a segment, by its base; None: it has none among its first records."""
         self.problem = ""
         self.untold: tuple[int, ...] = ()
         """Partitions, UNTOLD_MAX at most, whose messages stay only because their groups were never told."""
@@ -291,13 +291,14 @@ class Cleaning:
 
     def _look(self) -> tuple[DiskUse, list[SealedSegment]]:
         bases = self._store.log.bases
-        self._first_ms = {base: at for base, at in self._first_ms.items() if base in bases}
+        left = set(bases)
+        self._first_ms = {base: at for base, at in self._first_ms.items() if base in left}
         sealed = list(pairwise(bases))
         behind: list[int | None] = []
         first_ms: int | None = None
         for _, end in reversed(sealed):
             # While a calendar goes on, no message of a segment is newer than the first message behind the segment.
-            first_ms = self._first_message_ms(end) or first_ms
+            first_ms = self._first_message_ms(end, is_written=end == bases[-1]) or first_ms
             behind.append(first_ms)
         segments: list[SealedSegment] = []
         known_ms = 0
@@ -307,16 +308,26 @@ class Cleaning:
             segments.append(SealedSegment(base, end, None if at_ms is None else known_ms))
         return self._disk(), segments
 
-    def _first_message_ms(self, base: int) -> int | None:
-        known = self._first_ms.get(base)
-        if known is None:
-            for count, header in enumerate(segment_headers(self._files, base)):
-                if header.kind == Kind.MESSAGES:
-                    known = self._first_ms[base] = header.appended_at_ms
-                    break
-                if count == HEADERS_MAX:
-                    break
-        return known
+    def _first_message_ms(self, base: int, *, is_written: bool = False) -> int | None:
+        """
+        The time of a segment's first message; None if its first records have none.
+
+        Args:
+            is_written: it was the last segment when the check began, so its first message may still come.
+        """
+        if base in self._first_ms:
+            return self._first_ms[base]
+        first_ms = None
+        for count, header in enumerate(segment_headers(self._files, base)):
+            if header.kind == Kind.MESSAGES:
+                first_ms = header.appended_at_ms
+                break
+            if count == HEADERS_MAX:
+                break
+        if first_ms is not None or not is_written:
+            # Also that there is none: else each check reads the beginnings of all segments that have acks alone.
+            self._first_ms[base] = first_ms
+        return first_ms
 
     async def _floor(self, wanted: int, numbers: list[int]) -> int | None:
         """The first position below `wanted` that has a message which a group of these partitions needs, or None."""

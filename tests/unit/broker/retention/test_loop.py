@@ -387,3 +387,72 @@ async def test_removal_is_told_by_the_held_calendar_when_the_log_is_too_large():
     now_ms = house.clock.wall_ms()
     house.clock.wall_offset_ms += 365 * 24 * HOUR
     assert house.cleaning.removed_from_ms(now_ms) == now_ms
+
+
+class CountedBase(int):
+    """The position of a segment that counts how often it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedBase.compared += 1
+        return int.__eq__(self, other)
+
+    __hash__ = int.__hash__
+
+
+async def _fill_without_messages(house: RetainingBroker) -> None:
+    """Sealed segments that have progress alone, behind some with messages."""
+    await house.fill(batches=20)
+    await house.fill(partitions=(9,), batches=0, groups=("g",))
+    partition = house.store.state.partition(9)
+    for _ in range(300):
+        await house.store.save_now(partition, partition.groups["g"], undo=lambda: None)
+
+
+async def test_check_reads_a_segment_without_messages_once(monkeypatch):
+    """A log of acks was read from each segment's beginning in each check, ten thousand records of each."""
+    house = RetainingBroker()
+    await _fill_without_messages(house)
+    read: list[str] = []
+    pread = house.disk.pread
+
+    def counted(path, position, length):
+        read.append(path)
+        return pread(path, position, length)
+
+    monkeypatch.setattr(house.disk, "pread", counted)
+    await house.cleaning.check()
+    bases = house.store.log.bases
+    assert len(bases) > 8
+    assert {segment_path(base) for base in bases} <= set(read)
+    read.clear()
+    await house.cleaning.check()
+    assert set(read) <= {segment_path(bases[-1])}
+
+
+async def test_segment_goes_when_its_first_message_came_after_a_check():
+    """It was the last segment of the log then, and had progress alone."""
+    house = RetainingBroker()
+    await _fill_without_messages(house)
+    house.cleaning._first_ms.clear()
+    last = house.store.log.bases[-1]
+    await house.cleaning.check()
+    assert last not in house.cleaning._first_ms
+    await house.fill(partitions=(3,), batches=200)
+    assert await house.cleaning.check()
+    assert house.store.log.first_position > last
+
+
+async def test_check_compares_positions_as_often_as_there_are_segments():
+    """With ten thousand segments each check compared all of them with one another."""
+    house = RetainingBroker()
+    await house.fill(batches=600, groups=("g",))  # which has acked nothing, so that all stays
+    await house.cleaning.check()
+    known = house.cleaning._first_ms
+    count = len(known)
+    assert count > 40
+    house.cleaning._first_ms = {CountedBase(base): at for base, at in known.items()}
+    CountedBase.compared = 0
+    await house.cleaning.check()
+    assert CountedBase.compared <= 6 * count
