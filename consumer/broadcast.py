@@ -23,6 +23,7 @@ from ..protocol.operations import PartitionHistory, SubjectHistory
 from ..protocol.routing import ConsumeStrategy, Partition, PartitionState
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
+from ..rpc.liveness.told_texts import ToldTexts
 from ..rpc.race import start_task
 from .log_names import consumer_name, partition_name
 from .membership import GrantHolder
@@ -213,6 +214,7 @@ class Broadcast:
         return not acked.unacked(start, end)
 
     async def _look(self, holder: GrantHolder) -> None:
+        troubles = ToldTexts()
         try:
             while True:
                 soon = self._lineage.lacks_children or self._rows_wait
@@ -225,10 +227,12 @@ class Broadcast:
                 self._nudge.clear()
                 try:
                     await self._look_once(holder)
+                    troubles.over()
                 except KeylaneError as error:
                     if error.retry is RetryRule.NEVER:
                         raise
-                    log.info("%s: %s", consumer_name(self._subject, ""), error.message)
+                    level = troubles.level(error.message)
+                    log.log(level, "%s: %s", consumer_name(self._subject, ""), error.message)
                     await asyncio.sleep(CHILDREN_MS / 1000)
         except (asyncio.CancelledError, GeneratorExit):
             raise

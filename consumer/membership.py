@@ -39,6 +39,7 @@ from ..protocol.routing import ConsumeStrategy, OrderStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.identity import DrawBits
+from ..rpc.liveness.told_texts import ToldTexts
 from ..rpc.race import start_task
 from .heartbeat_timeouts import HeartbeatTimeouts
 from .log_names import consumer_name, partition_name
@@ -153,6 +154,7 @@ class Membership:
             timeout_max_ms=settings.call_timeout_ms,
         )
         self._refusal = ""
+        self._troubles = ToldTexts()
         """Why the metaserver refuses the consumer's heartbeats; "" while it takes them."""
         self._nudged = False
         """The next heartbeat should be answered at once: for a report, or because the lease may end soon."""
@@ -287,10 +289,10 @@ class Membership:
             raise
 
     def _tell_failure(self, error: KeylaneError) -> None:
-        """Log why a heartbeat failed: a refusal once, as a warning, because the consumer gets nothing until it ends."""
+        """Log why a heartbeat failed, each text once: a refusal as a warning, because the consumer gets nothing until it ends."""
         refused = isinstance(error, _REFUSALS)
         if not refused or error.message == self._refusal:
-            level = logging.DEBUG if refused else logging.INFO
+            level = logging.DEBUG if refused else self._troubles.level(error.message)
             log.log(level, "%s: heartbeat: %s", self._name, error.message)
             return
         self._refusal = error.message
@@ -335,6 +337,7 @@ class Membership:
         if self._are_of_another_group(grants):
             raise SessionUnknownError(session=self.session)
         self._heard = True
+        self._troubles.over()
         if grants.version < self._version:
             await self._version_fell(grants.version)
             return

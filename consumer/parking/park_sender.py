@@ -25,6 +25,7 @@ from ...protocol.frames import (
 )
 from ...protocol.message import Message
 from ...protocol.parked import AskedChange, FailAgain, Failure, ParkKey, Shift, encode_parked
+from ...rpc.liveness.told_texts import ToldTexts
 from .context import ParkContext
 from .park_queue import ParkQueue, or_bury
 
@@ -156,6 +157,7 @@ class ParkSender:
 
     async def _run(self) -> None:
         pauses = self._context.settings.backoff.pauses(self._context.rng)
+        troubles = ToldTexts()
         linger_s = self._context.settings.ack_linger_ms / 1000
         while True:
             await self._due.wait()
@@ -172,7 +174,9 @@ class ParkSender:
                 raise
             except KeylaneError as error:
                 if not isinstance(error, ParkFullError):
-                    self._log(logging.INFO, error)
+                    if not pauses.failures:
+                        troubles.over()
+                    self._log(troubles.level(error.message), error)
                 elif pauses.failures == 0:
                     self._log(logging.WARNING, error)
                 self._due.set()

@@ -48,6 +48,7 @@ from ...protocol.parked import (
 from ...protocol.routing import PartitionState
 from ...protocol.text import MAYBE_OLDER_COPY
 from ...rpc.client import BrokerClient
+from ...rpc.liveness.told_texts import ToldTexts
 from ..delivery.client_delivery import ClientDelivery
 from ..delivery.decode import decode_messages
 from .context import ParkContext, ParkingClient
@@ -216,6 +217,7 @@ class Redrives:
         """The owner before ended without a release."""
         self.inherits = False
         """What begins now was chosen before this owner had the partition."""
+        self._troubles = ToldTexts()
         self._alone = asyncio.Lock()
         self._tasks: dict[ParkKey, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(AT_ONCE_MAX)
@@ -252,13 +254,15 @@ class Redrives:
                         careful = False
                         if not passed:
                             failures = 0
+                            self._troubles.over()
                     except FencedError:
                         raise
                     except KeylaneError as error:
                         failures += 1
                         passed.clear()
                         self.forget_sources()
-                        log.info(
+                        log.log(
+                            self._troubles.level(error.message),
                             "%s: parked messages: %s",
                             self._context.log_name,
                             error.message,

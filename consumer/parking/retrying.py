@@ -28,6 +28,7 @@ from ...protocol.message import Message
 from ...protocol.offsets import Range
 from ...protocol.parked import RETRIED, Failure, ParkedKeyRow, Shift, crash_of
 from ...protocol.text import counted
+from ...rpc.liveness.told_texts import ToldTexts
 from .context import ParkContext
 from .due_tries import DueTries, DueTry
 from .park_sender import ParkSender
@@ -81,6 +82,7 @@ class Retrying:
         self._sender = sender
         self._redrives = redrives
         self._due = DueTries()
+        self._troubles = ToldTexts()
         self._begun = False
         self._careful_until_ns = 0
         self._changed = asyncio.Event()
@@ -252,7 +254,8 @@ class Retrying:
             raise
         except KeylaneError as error:
             self._redrives.forget_sources()
-            log.info(
+            log.log(
+                self._troubles.level(error.message),
                 "%s: messages that wait for retry: %s",
                 self._context.log_name,
                 error.message,
@@ -265,6 +268,7 @@ class Retrying:
             self._changed.set()
             return
         self._due.answered(source)
+        self._troubles.over()
         self._changed.set()
         if upto == ranges[0][0]:
             await self._context.pause(1)

@@ -25,6 +25,7 @@ from ...protocol.errors import FencedError, KeylaneError, OverloadedError
 from ...protocol.frames import Ack, Acked
 from ...protocol.message import Message
 from ...protocol.parked import Failure
+from ...rpc.liveness.told_texts import ToldTexts
 from ...rpc.network import Calling
 from ..settings import AckMode, ConsumerSettings
 from .acks import AckQueue
@@ -85,6 +86,7 @@ class AckSender:
         self._loop = asyncio.get_running_loop()
         self._pauses = settings.backoff.pauses(rng)
         """Between requests that fail."""
+        self._troubles = ToldTexts()
         self._waiters: list[Waiter] = []
         """Of `durable`, for the next request."""
         self._idle_s = settings.ttl_ms / 3000
@@ -179,7 +181,10 @@ class AckSender:
                 except FencedError:
                     raise
                 except KeylaneError as error:
-                    log.info("%s: acks: %s", self._partition.log_name, error.message)
+                    if not self._pauses.failures:
+                        self._troubles.over()
+                    level = self._troubles.level(error.message)
+                    log.log(level, "%s: acks: %s", self._partition.log_name, error.message)
                     await asyncio.sleep(self._pauses.next_ms() / 1000)
         finally:
             self._renewal.cancel()

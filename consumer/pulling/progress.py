@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 
 from ...protocol.record import Header
+
+TIMES_MAX = 1_000
+"""Times that are kept of what is not acked; of more batches several share one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +38,53 @@ class Position:
 class PullProgress:
     """What a pull client has read of its partition; times are nanoseconds since 1970."""
 
-    __slots__ = ("_last_ns", "_unacked", "end_offset")
+    __slots__ = ("_last_count", "_last_ns", "_together", "_unacked", "end_offset")
 
     def __init__(self) -> None:
         self.end_offset = 0
         self._unacked: deque[tuple[int, int]] = deque()
-        """(next offset, time of the first message) of each batch that is not acked."""
+        """
+        (next offset, time of the first message) of batches that are not acked, mostly of each.
+
+        One message may be with its handler for hours, while all behind it are pulled and handled.
+        """
+        self._together = 1
+        """Batches that share a time."""
+        self._last_count = 0
+        """Batches of the last time."""
         self._last_ns = 0
 
     def pulled(self, header: Header) -> None:
         """Note that a batch was pulled."""
         next_offset = header.base_offset + header.count
-        self._unacked.append((next_offset, header.first_sent_at_ns))
+        unacked = self._unacked
+        if unacked and self._last_count < self._together:
+            unacked[-1] = next_offset, unacked[-1][1]
+            self._last_count += 1
+        else:
+            unacked.append((next_offset, header.first_sent_at_ns))
+            self._last_count = 1
+            if len(unacked) > TIMES_MAX:
+                self._join()
         self._last_ns = header.last_sent_at_ns
         self.end_offset = max(self.end_offset, next_offset)
+
+    def _join(self) -> None:
+        """Keep the older time of each two; the newest one stays as it is."""
+        last = self._unacked.pop()
+        pairs = zip(
+            islice(self._unacked, 0, None, 2), islice(self._unacked, 1, None, 2), strict=True
+        )
+        self._unacked = deque([(later[0], earlier[1]) for earlier, later in pairs])
+        self._unacked.append(last)
+        self._together *= 2
 
     def acked(self, cursor: int) -> None:
         """Note that everything below `cursor` is acked."""
         while self._unacked and self._unacked[0][0] <= cursor:
             self._unacked.popleft()
+            if len(self._unacked) < TIMES_MAX // 2 and self._together > 1:
+                self._together //= 2
         self.end_offset = max(self.end_offset, cursor)
 
     def position(self, next_offset: int, cursor: int, now_ns: int) -> Position:

@@ -38,6 +38,7 @@ from ...protocol.message import Delivery, Message
 from ...protocol.record import Header
 from ...protocol.text import counted
 from ...rpc.connections import Connections
+from ...rpc.liveness.told_texts import ToldTexts
 from ...rpc.race import start_task
 from ..delivery.decode import decode_messages
 from ..delivery.pulled_batch import CutBatch, PulledBatch
@@ -115,8 +116,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
         assert grant.partition.address is not None
         self._connections = connections
         self.broker = connections.broker_at(grant.partition.address)
-        self._settings = settings
-        self._clock, self._rng = clock, rng
+        self._settings, self._clock, self._rng = settings, clock, rng
         self.wall_ms, self.boot_ns = clock.wall_ms, clock.boot_ns
         self.owner = owner
         super().__init__()
@@ -139,7 +139,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
         )
         self._chain = PullChain(self, timeout_ms=settings.call_timeout_ms)
         self._room: RoomShare = self.owner.room.share()
-        self._pauses = settings.backoff.pauses(self._rng)
+        self._pauses, self._troubles = settings.backoff.pauses(self._rng), ToldTexts()
         """Between pulls that fail."""
         sender = self._new_sender()
         self._acks, self._handled, self._tries = sender, sender.handled, sender.tries

@@ -15,6 +15,7 @@ from ...protocol.parked import Failure
 from ...rpc.client import BrokerClient
 from ...rpc.connections import Connections
 from ...rpc.home import Home
+from ...rpc.liveness.told_texts import ToldTexts
 from ..delivery.pulled_batch import PulledBatch
 from ..log_names import partition_name
 from ..parking.key_parking import KeyParking
@@ -64,11 +65,20 @@ class PullViews(ABC):
     _progress: PullProgress
     _settings: ConsumerSettings
     _subject: str
+    _troubles: ToldTexts
 
     def _note_pull_failed(self, error: KeylaneError, failures: int) -> None:
-        """Show why nothing is pulled; `failures` counts those before, in a row.  What lasts is logged as a warning, once."""
+        """
+        Show why nothing is pulled; `failures` counts those before, in a row.
+
+        Each text is logged once in such a row; what lasts as a warning, once.
+        """
         self.waiting_for = error.message
-        level = logging.WARNING if failures == WARN_AFTER else logging.INFO
+        if not failures:
+            self._troubles.over()
+        level = self._troubles.level(error.message)
+        if failures == WARN_AFTER:
+            level = logging.WARNING
         log.log(level, "%s: %s", self.log_name, error.message)
 
     @property

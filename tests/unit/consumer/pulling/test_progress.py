@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from keylane.consumer.pulling.progress import PullProgress
+from keylane.consumer.pulling.progress import TIMES_MAX, PullProgress
 
 S = 1_000_000_000
 
@@ -47,3 +47,22 @@ def test_lag_is_not_negative_when_the_senders_calendar_is_ahead():
     progress = PullProgress()
     progress.pulled(header(10, 500, 500))
     assert progress.position(10, 0, 100 * S).lag_s == 0.0
+
+
+def test_few_times_are_kept_when_one_message_holds_the_cursor_for_long():
+    """A message that took hours had a consumer keep the time of each batch that was pulled meanwhile."""
+    progress = PullProgress()
+    count = 50 * TIMES_MAX
+    for number in range(1, count + 1):
+        progress.pulled(header(10 * number, number, number))
+        assert len(progress._unacked) <= TIMES_MAX
+    end, now_ns = 10 * count, (count + 1) * S
+    assert progress.position(end, 0, now_ns).lag_s == count
+    for acked in range(0, count, 777):
+        progress.acked(10 * acked)
+        late_s = progress.position(end, 10 * acked, now_ns).lag_s - (count - acked)
+        assert 0 <= late_s <= count / 400
+    for number in range(count + 1, count + 3 * TIMES_MAX):  # from here on the consumer keeps up
+        progress.pulled(header(10 * number, number, number))
+        progress.acked(10 * number - 10)
+    assert progress.position(10 * number, 10 * number - 10, (number + 1) * S).lag_s == 1.0

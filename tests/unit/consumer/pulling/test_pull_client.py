@@ -107,7 +107,7 @@ async def test_partition_is_handed_over_when_the_broker_has_less_than_was_pulled
         assert owner.messages == []
 
 
-async def test_pulls_that_keep_failing_are_a_warning_once(caplog):
+async def test_pulls_that_keep_failing_are_told_once_and_are_a_warning_once(caplog):
     """A broker of another version refuses each: the consumer holds the partition, and gets nothing."""
     refused = ServerTooOldError(
         "this client is too new for the server", client="0.9.0", server="0.1.0"
@@ -117,7 +117,7 @@ async def test_pulls_that_keep_failing_are_a_warning_once(caplog):
         async with pulling(broker) as (_, owner):
             await eventually(lambda: len(owner.messages) == 2)
     told = [record.levelname for record in caplog.records if "too new" in record.message]
-    assert told == ["INFO"] * 8 + ["WARNING"] + ["INFO"] * 3
+    assert told == ["INFO", "WARNING"]
 
 
 async def test_fenced_client_releases_nothing():
