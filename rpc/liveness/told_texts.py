@@ -1,4 +1,4 @@
-"""Which troubles of a task the log has told: one that lasts for hours has one line, and not one for each try.  Pure."""
+"""Which troubles of a task the log has told: one that lasts for hours has one line, and not one for each try."""
 
 from __future__ import annotations
 
