@@ -6,13 +6,14 @@ import inspect
 
 from ...protocol.codecs.codec import Codec, V, check_codec
 from ...protocol.errors import ConfigError
-from ...protocol.settings import is_within
+from ...protocol.settings import flag_problems, is_within, refuse
 
 
 def check_arguments(
-    *, key: object, partition: object, where: object, codec: Codec[V] | None
+    *, key: object, partition: object, where: object, follow: object, codec: Codec[V] | None
 ) -> None:
     """Let the other arguments of a reader through.  Raises ConfigError."""
+    refuse(flag_problems(follow=follow))
     if codec is not None:
         check_codec(codec)
     if key is not None and (not isinstance(key, bytes) or not key):
