@@ -56,6 +56,12 @@ class TakenMessage(Generic[V]):
     def __repr__(self) -> str:
         return repr(self.message)
 
+    def __eq__(self, other: object) -> bool:
+        return self.message == other.message if isinstance(other, TakenMessage) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.message)
+
     @property
     def subject(self) -> str:
         """The subject that it was sent to."""

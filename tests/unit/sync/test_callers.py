@@ -18,7 +18,8 @@ from keylane.protocol.errors import (
     InvalidRequestError,
     OtherLoopError,
 )
-from keylane.sync import Consumer, Producer
+from keylane.protocol.message import Message
+from keylane.sync import Consumer, Producer, TakenMessage
 from keylane.sync.loop_thread import LoopThread
 
 META = "127.0.0.1:1"
@@ -163,3 +164,13 @@ def test_consumer_refuses_a_name_that_no_consumer_has_as_python_does():
     given: dict[str, Any] = {"handlr": print}
     with pytest.raises(TypeError, match="unexpected keyword argument 'handlr'"):
         Consumer(META, subject="orders", group="billing", **given)
+
+
+def test_messages_in_hand_are_equal_as_their_messages_are():
+    message: Message[bytes] = Message(
+        subject="orders", key=b"k", value=b"v", partition_id=1, offset=7, sent_at_ns=0
+    )
+    first, second = TakenMessage(None, message), TakenMessage(None, message)
+    assert first == second
+    assert len({first, second}) == 1
+    assert first != message
