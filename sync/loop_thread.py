@@ -34,6 +34,12 @@ SHARED_THREAD_HINT = (
 )
 """Of an OtherLoopError, where a patched `threading` gives no thread of the system."""
 
+NO_THREAD_HINT = (
+    "Once the main thread has ended, Python starts no thread: open the client before, and end the main thread last.  "
+    "Or the process has as many threads as the system allows."
+)
+"""Of an OtherLoopError, where no thread starts."""
+
 
 class LoopThread:
     """
@@ -74,7 +80,8 @@ class LoopThread:
         Raises:
             AlreadyOpenError, ForkedError
             OtherLoopError: threads are greenlets, as gevent patches them, and another event loop runs in theirs.
-            OSError, RuntimeError: the system gives no event loop or no thread; it may be started again.
+            OtherLoopError: also where there is no thread to be had; it may be started again.
+            OSError: the system gives no event loop, as without a free file descriptor; it may be started again.
         """
         self._home.check_not_forked()
         ready: Future[None] = Future()
@@ -88,7 +95,7 @@ class LoopThread:
                 target=self._run, args=(ready,), name=f"keylane {self._what}", daemon=True
             )
             try:
-                self._thread.start()
+                self._start(self._thread)
                 ready.result()
             except Exception:
                 self._thread = None
@@ -96,6 +103,15 @@ class LoopThread:
             except BaseException:  # an interrupt, as Ctrl-C: a thread that began ends
                 self._abandon(ready)
                 raise
+
+    def _start(self, thread: threading.Thread) -> None:
+        """Raises OtherLoopError: the system, or an interpreter that ends, gives no thread."""
+        try:
+            thread.start()
+        except RuntimeError as error:
+            none = OtherLoopError(f"the {self._what} needs a thread for its event loop: {error}")
+            none.hint = NO_THREAD_HINT
+            raise none from error
 
     def _abandon(self, ready: Future[None]) -> None:
         """End the thread whose start was interrupted."""
