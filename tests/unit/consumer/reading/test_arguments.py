@@ -18,6 +18,14 @@ NONE: dict[str, Any] = {
 }
 
 
+def generator(message: Any) -> Any:
+    yield message
+
+
+async def async_generator(message: Any) -> Any:
+    yield message
+
+
 def test_arguments_pass_when_each_can_work():
     check_arguments(**NONE)
     check_arguments(key=b"k", partition=1, where=bool, follow=True, codec=None)
@@ -30,6 +38,8 @@ def test_arguments_pass_when_each_can_work():
         ({"key": b""}, "at least one"),
         ({"partition": 0}, "from 1 on"),
         ({"where": 7}, "plain function"),
+        ({"where": generator}, "plain function"),
+        ({"where": async_generator}, "plain function"),
         ({"follow": "no"}, "follow must be True or False"),
     ],
 )
