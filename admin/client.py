@@ -42,6 +42,7 @@ from ..protocol.operations import (
 )
 from ..protocol.progress import GroupReset, ResetTo
 from ..protocol.routing import ConsumeStrategy, OrderStrategy
+from ..protocol.settings import flag_problems, range_problems, refuse_call
 from ..protocol.verification import Verification
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up, in_turns
@@ -157,6 +158,7 @@ class Admin(
 
     async def list_subjects(self, *, hidden: bool = False) -> list[SubjectSummary]:
         """Every subject, by name; hidden ones only with `hidden`."""
+        refuse_call(flag_problems(hidden=hidden))
         listed = (await self._meta.subjects()).subjects
         return [each for each in listed if hidden or not each.hidden_for]
 
@@ -201,13 +203,14 @@ class Admin(
             SubjectUnknownError, NotEnoughBrokersError
             OperationRunningError: another operation on the subject has not changed the route yet.
         """
-        view = await self._meta.subject(check_name("subject", subject))
+        check_name("subject", subject)
         asked = {
             "order_strategy": order_strategy,
             "retention": retention,
             "message_bytes_max": message_bytes_max,
         }
         body = checked(SetSubject, {"dry_run": dry_run, **asked})
+        view = await self._meta.subject(subject)
         (operation,) = (await self._meta.set_subject(subject, body)).operations
         return views.subject_change(view, asked, operation)
 
@@ -521,10 +524,7 @@ class Admin(
             OperationUnknownError
             OperationForwardError: it has begun to seal, and can only be completed.
         """
-        if not isinstance(operation_id, int) or not 0 < operation_id <= MAX_I64:
-            raise InvalidRequestError(
-                f"an operation's id is a number from 1 on, not {operation_id!r:.40}"
-            )
+        refuse_call(range_problems({"operation_id": operation_id}, {"operation_id": (1, MAX_I64)}))
         return await self._meta.cancel_operation(operation_id)
 
     # ── brokers ───────────────────────────────────────────────────────────────────────────────────────

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..protocol.errors import ResetUnfinishedError
 from ..protocol.progress import GroupReset, ResetGroup, ResetTo
+from ..protocol.reading.instants import check_unit
 from .arguments import checked, mapping_of
 
 
@@ -25,6 +26,7 @@ async def reset_group(
         ResetUnfinishedError: after a shift, the text has the cursors that finish it.
         What `call` raises.
     """
+    check_unit("at_ms", fields["at_ms"])
     if fields["cursors"] is not None:
         fields = {**fields, "cursors": mapping_of("cursors", fields["cursors"])}
     if fields["to"] != ResetTo.SHIFT or fields["dry_run"]:

@@ -15,6 +15,7 @@ from ..protocol.groups import (
 )
 from ..protocol.ids import check_name
 from ..protocol.progress import CanceledReset
+from ..protocol.reading.instants import check_unit
 from ..protocol.routing import ConsumeStrategy
 from .arguments import checked, mapping_of
 from .calls import ClusterCalls
@@ -54,6 +55,7 @@ class GroupCalls(ClusterCalls):
             GroupStartUnfinishedError: it is made, and a broker has not stored its start yet.
             OverloadedError: the subject has as many groups as it may have.
         """
+        check_unit("at_ms", at_ms)
         fields = {
             "start": {
                 "at": start,

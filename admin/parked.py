@@ -23,13 +23,12 @@ from ..protocol.frames import EditParked, ParkedEdited, ReadEdited
 from ..protocol.ids import MAX_I64
 from ..protocol.message import check_message_size, pack_properties
 from ..protocol.parked import (
-    PARKED_ROWS_MAX,
     ChangeParkedKey,
     ParkKey,
     ParkState,
 )
 from ..protocol.routing import Partition
-from ..protocol.settings import is_within
+from ..protocol.settings import flag_problems, is_within, refuse_call
 from ..rpc.client import BrokerClient
 from ..rpc.environment import environment_of
 from .calls import ClusterCalls
@@ -38,12 +37,13 @@ from .parked_views import (
     AnyKey,
     ParkedKeyView,
     ParkedMessage,
+    Row,
     WantedKeys,
     first_in_lineage,
+    in_parts,
     view_of,
 )
 
-Row = tuple[int, int, int]
 PASSES_MAX = 3
 """How often the pages of a partition are read while keys are parked and freed meanwhile."""
 ADOPTION_S = 1.0
@@ -87,6 +87,7 @@ class ParkedCalls(ClusterCalls):
             PartitionUnknownError: `partition_id` is none of this subject.
             UnreachableError: a broker does not answer, so that what it has parked is not known.
         """
+        refuse_call(flag_problems(retrying=retrying, by_error=by_error))
         wanted = _wanted(key, dead=dead, older_than_ms=older_than_ms, error=error)
         async for view in self._listed(
             subject,
@@ -191,6 +192,7 @@ class ParkedCalls(ClusterCalls):
             ParkMovedError: a partition was sealed, and its children have these messages since: ask again.
             As `parked`.
         """
+        refuse_call(flag_problems(all=all))
         said = _said(key, dead, partition_id, older_than_ms, error)
         if not (all or said):
             raise InvalidRequestError("say which keys are redriven, or all=True")
@@ -230,7 +232,7 @@ class ParkedCalls(ClusterCalls):
             rows = await self._selected(subject, group, view, wanted)
             bodies = [
                 ChangeParkedKey(group=group, key_hex=_hex(view.key), retry=some)
-                for some in _in_parts([row[:3] for row in rows])
+                for some in in_parts([row[:3] for row in rows])
             ]
         try:
             for body in bodies:
@@ -279,7 +281,7 @@ class ParkedCalls(ClusterCalls):
                 if left > 0:
                     rows.append((row.source, row.start, min(row.end, row.start + left)))
                 left -= min(row.messages, left)
-            for some in _in_parts(rows):
+            for some in in_parts(rows):
                 body = ChangeParkedKey(group=group, key_hex=_hex(view.key), skip=some)
                 await broker.change_parked(view.partition_id, body)
             skipped += most - left
@@ -379,6 +381,7 @@ class ParkedCalls(ClusterCalls):
         dead: bool | None,
     ) -> tuple[int, int]:
         """The partition and the offset of a message that is named by them, or by its key."""
+        refuse_call([] if dead is None else flag_problems(dead=dead))
         if key is None:
             if partition_id is None or offset is None:
                 raise InvalidRequestError(
@@ -591,10 +594,3 @@ def _wanted(
 def _said(key: AnyKey, *others: object) -> bool:
     """True if anything says which keys."""
     return key is not ... or any(each is not None for each in others)
-
-
-def _in_parts(rows: Sequence[Row]) -> list[list[Row]]:
-    return [
-        list(rows[begin : begin + PARKED_ROWS_MAX])
-        for begin in range(0, len(rows), PARKED_ROWS_MAX)
-    ]

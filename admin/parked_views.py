@@ -16,10 +16,12 @@ from ..protocol.errors import (
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import KEY_BYTES_MAX
 from ..protocol.message import Message
-from ..protocol.parked import Failure, ParkedView, ParkState
-from ..protocol.settings import is_within
+from ..protocol.parked import PARKED_ROWS_MAX, Failure, ParkedView, ParkState
+from ..protocol.settings import flag_problems, is_within, refuse_call
 
 AnyKey = bytes | EllipsisType | None
+Row = tuple[int, int, int]
+"""The partition, the first offset, and one past the last, of messages that follow one another."""
 
 
 class ParkedKeyView(Struct, frozen=True, kw_only=True):
@@ -101,6 +103,8 @@ class WantedKeys:
             checked_key(key)
         if older_than_ms is not None and not is_within(older_than_ms, 0, MAX_I64):
             raise InvalidRequestError(f"not a time in milliseconds: {older_than_ms!r:.40}")
+        if dead is not None:
+            refuse_call(flag_problems(dead=dead))
         if error is not None and not (isinstance(error, str) and error):
             raise InvalidRequestError(f"not a text of an error: {error!r:.80}")
         self._key = key
@@ -200,3 +204,11 @@ def checked_key(key: object) -> None:
         raise InvalidRequestError(f"a key is bytes, or None for dead letters, not {key!r:.80}")
     if key is not None and len(key) > KEY_BYTES_MAX:
         raise InvalidRequestError(f"a key of {len(key)} bytes: at most {KEY_BYTES_MAX}")
+
+
+def in_parts(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows of parked messages in lists that one call takes."""
+    return [
+        list(rows[begin : begin + PARKED_ROWS_MAX])
+        for begin in range(0, len(rows), PARKED_ROWS_MAX)
+    ]

@@ -9,6 +9,7 @@ from ..protocol.control import SubjectView
 from ..protocol.ids import check_name
 from ..protocol.limits import MESSAGE_BYTES_MAX
 from ..protocol.operations import ROUTE_FINAL, HideSubject, Publication, PublishSubject
+from ..protocol.settings import flag_problems, refuse_call
 from .arguments import checked, mapping_of
 from .calls import ClusterCalls
 
@@ -92,6 +93,7 @@ class PublicationCalls(ClusterCalls):
             PublishBehindError: a subject that is replaced has messages behind `ends`; nothing is changed.
         """
         check_name("subject", hidden)
+        refuse_call(flag_problems(wait=wait))
         placed = {
             group: mapping_of(f"starts of {group!r:.60}", offsets)
             for group, offsets in mapping_of("starts", {} if starts is None else starts).items()

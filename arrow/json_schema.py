@@ -44,6 +44,8 @@ def json_type(schema: str | pa.Schema) -> pa.StructType:
     Raises:
         ConfigError: the text is no schema, or a type has no form in JSON.
     """
+    if not isinstance(schema, str | pa.Schema | pa.StructType):
+        raise ConfigError(f"schema: NAME TYPE, … or a pyarrow.Schema is wanted, not {schema!r:.60}")
     if not isinstance(schema, str):
         for field in schema:
             _check(field.type, 1)

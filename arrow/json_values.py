@@ -48,8 +48,7 @@ class JsonValues:
         Raises:
             ConfigError
         """
-        if bad_values not in {FAIL, NULL}:
-            raise ConfigError(f"bad_values: {FAIL} or {NULL} is wanted, not {bad_values!r:.40}")
+        _check_bad_values(bad_values)
         self.type = json_type(schema)
         self._fails = bad_values == FAIL
         self._parsing = pj.ParseOptions(
@@ -120,9 +119,16 @@ class JsonValues:
 
 def json_values(options: ReadOptions) -> JsonValues | None:
     """The decoder that the options ask for; None: values stay bytes.  Raises ConfigError."""
+    _check_bad_values(options.bad_values)
     if options.json_schema is None:
         return None
     return JsonValues(options.json_schema, options.bad_values)
+
+
+def _check_bad_values(bad_values: object) -> None:
+    """Raises ConfigError, also where no schema is given that it would be of."""
+    if bad_values not in (FAIL, NULL):
+        raise ConfigError(f"bad_values: {FAIL} or {NULL} is wanted, not {bad_values!r:.40}")
 
 
 class _BadValueError(Exception):

@@ -145,7 +145,7 @@ def _partitions(partitions: Iterable[int]) -> frozenset[int]:
 
 
 def _columns(columns: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(columns, str):
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
         raise ConfigError(f"columns: a list of names is wanted, not {columns!r:.80}")
     names = tuple(columns)
     unknown = [name for name in names if name not in EVERY_COLUMN]
@@ -158,7 +158,7 @@ def _columns(columns: Iterable[str]) -> tuple[str, ...]:
 
 
 def _keys(keys: Iterable[bytes]) -> list[bytes]:
-    given = list(keys)
+    given = list(keys) if isinstance(keys, Iterable) else [keys]
     if not all(isinstance(key, bytes) for key in given):
         raise ConfigError("keys: a list of bytes is wanted")
     return given

@@ -14,6 +14,7 @@ from ..protocol.errors import (
     SubjectUnknownError,
 )
 from ..protocol.ids import check_name
+from ..protocol.settings import flag_problems, refuse_call
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import environment_of
@@ -52,7 +53,9 @@ async def outbox_status(
 
     Raises:
         OutboxMissingError, OutboxOlderError, OutboxNewerError, ConfigError, StorageError
+        InvalidNameError, InvalidRequestError: an argument cannot be right; nothing was done.
     """
+    _check(subject)
     now_ns = environment_of(None).clock.wall_ns()
     return await _run(engine_or_url, prefix, read_status, now_ns=now_ns, subject=subject)
 
@@ -79,6 +82,7 @@ async def redrive_failed(
     Raises:
         As `outbox_status`.
     """
+    _check(subject, dry_run=dry_run)
     return await _run(engine_or_url, prefix, redrive, subject=subject, dry_run=dry_run)
 
 
@@ -102,6 +106,7 @@ async def purge_failed(
     Raises:
         As `outbox_status`.
     """
+    _check(subject, dry_run=dry_run)
     return await _run(engine_or_url, prefix, purge, subject=subject, dry_run=dry_run)
 
 
@@ -128,15 +133,22 @@ async def purge_waiting(
 
     Raises:
         OutboxSubjectExistsError: the subject exists: its rows are sent.
-        InvalidNameError
         NotSentError, OutcomeUnknownError: no metaserver answers; nothing was deleted.
         As `outbox_status`.
     """
     check_name("subject", subject)
+    refuse_call(flag_problems(force=force, dry_run=dry_run))
     addresses = addresses_of(meta)
     if not force:
         await _check_absent(addresses, subject)
     return await _run(engine_or_url, prefix, purge_unsent, subject=subject, dry_run=dry_run)
+
+
+def _check(subject: str | None, **flags: bool) -> None:
+    """Raises InvalidNameError, InvalidRequestError."""
+    if subject is not None:
+        check_name("subject", subject)
+    refuse_call(flag_problems(**flags))
 
 
 async def _check_absent(addresses: list[str], subject: str) -> None:

@@ -21,7 +21,7 @@ from ..protocol.errors import Fate, InvalidRequestError
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.ids import check_name
 from ..protocol.limits import LOGICAL_PARTITIONS
-from ..protocol.message import check_message_size, pack_properties
+from ..protocol.message import check_message_size, pack_properties, refuse_text
 from ..protocol.routing import logical_partition
 from ..protocol.settings import kind_problems, refuse
 from ..rpc.client import MetaClient
@@ -105,6 +105,9 @@ class Outbox(Resident, Generic[V]):
         self._closing: Drainer | None = None
         """The one that is being closed."""
         self._commits: CommitWatch | None = None
+
+    def __repr__(self) -> str:
+        return f"<Outbox at {', '.join(self._addresses)}, {self._connections.home.state}>"
 
     async def __aenter__(self) -> Self:
         """
@@ -331,11 +334,8 @@ class Outbox(Resident, Generic[V]):
     ) -> dict[str, Any]:
         check_name("subject", subject)
         data = encode_for(self._codec, subject, value)
-        arguments: dict[str, object] = {"value": data, "key": key}
-        for name, given in arguments.items():
-            if type(given) is not bytes:
-                tip = f": use {name}.encode()" if isinstance(given, str) else ""
-                raise InvalidRequestError(f"{name} must be bytes, not {type(given).__name__}{tip}")
+        if type(data) is not bytes or type(key) is not bytes:
+            refuse_text(value=data, key=key)
         packed = pack_properties(properties, tags)
         check_message_size(len(key), len(data), len(packed))
         drawn = self._environment.draw_identity(LOGICAL_PARTITIONS.bit_length() - 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 from ..protocol.errors import ConfigError, InvalidRequestError
 from ..protocol.routing import OrderStrategy
 from ..protocol.settings import is_within, range_problem
@@ -43,18 +41,3 @@ def checked_timeout(timeout_ms: int) -> int:
     if not is_within(timeout_ms, 1, TIMEOUT_MS_MAX):
         raise InvalidRequestError(range_problem("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX))
     return timeout_ms
-
-
-def refuse_text(**given: object) -> NoReturn:
-    """Raises InvalidRequestError: one of these is not bytes."""
-    name, value = next((name, value) for name, value in given.items() if type(value) is not bytes)
-    advice = ""
-    if isinstance(value, str):
-        advice = f": use {name}.encode()"
-    elif isinstance(value, bytes | bytearray | memoryview):
-        advice = f": use bytes({name})"
-    elif name == "value":
-        advice = "; a codec makes bytes of other values: Producer(…, codec=JsonCodec())"
-    elif value is None:
-        advice = ": leave it out for a message without a key"
-    raise InvalidRequestError(f"{name} must be bytes, not {type(value).__name__}{advice}")

@@ -24,6 +24,7 @@ from ..protocol.errors import (
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import TableReceipt
 from ..protocol.routing import OrderStrategy
+from ..protocol.settings import flag_problems, refuse_call
 from ..protocol.text import counted
 from ..rpc.client import MetaClient
 from ..rpc.connections import clean_up, to_the_end
@@ -291,6 +292,7 @@ class Producer(Sending[V], Generic[V]):
             ConfigError: pyarrow or numpy is not installed, or the producer has a partitioner.
             ClosedError, ForkedError, OtherLoopError: not open, or not here.
         """
+        refuse_call(flag_problems(partial=partial))
         if self._partitioner is not None:
             raise ConfigError(
                 "send_arrow goes by the hash of the keys; use a producer without a partitioner"
@@ -373,8 +375,10 @@ class Producer(Sending[V], Generic[V]):
 
         Raises:
             GivenUpError: as of `flush`, messages given up now included; without `flush` they are logged instead.
+            InvalidRequestError: `flush` is neither True nor False; it stays open.
             OtherLoopError: the producer was opened in another event loop.
         """
+        refuse_call(flag_problems(flush=flush))
         if not self._home.here:
             return
         self._home.check()

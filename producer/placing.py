@@ -20,9 +20,24 @@ from ..protocol.settings import whole
 
 @dataclass(frozen=True, slots=True)
 class LogicQueue:
-    """A logic queue of a static subject, as a partitioner returns it."""
+    """
+    A logic queue of a static subject, as a partitioner returns it.
+
+    Raises:
+        InvalidRequestError: it is no whole number.
+    """
 
     number: int
+
+    def __post_init__(self) -> None:
+        if type(self.number) is int:
+            return
+        number = whole(self.number)
+        if number is None:
+            raise InvalidRequestError(
+                f"queue is the number of a logic queue, not {self.number!r:.40}"
+            )
+        object.__setattr__(self, "number", number)
 
 
 Place: TypeAlias = int | LogicQueue
@@ -37,10 +52,7 @@ def chosen_place(queue: int | None, partitioner: Partitioner | None, key: bytes)
         InvalidRequestError: the queue is no number, or the partitioner failed or returned no place.
     """
     if queue is not None:
-        number = whole(queue)
-        if number is None:
-            raise InvalidRequestError(f"queue is the number of a logic queue, not {queue!r:.40}")
-        return LogicQueue(number)
+        return LogicQueue(queue)
     assert partitioner is not None
     try:
         place = partitioner(key)

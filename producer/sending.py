@@ -25,7 +25,7 @@ from ..protocol.errors import ClosedError, QueueFullError
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.ids import check_name
 from ..protocol.limits import KEY_BYTES_MAX
-from ..protocol.message import check_message_size, pack_properties
+from ..protocol.message import check_message_size, pack_properties, refuse_text
 from ..protocol.routing import OrderStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
@@ -35,7 +35,6 @@ from .arguments import (
     checked_partitioner,
     checked_settings,
     checked_timeout,
-    refuse_text,
 )
 from .executor import Executor
 from .flight import Turn

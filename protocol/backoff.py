@@ -27,7 +27,8 @@ class Backoff:
 
     def __post_init__(self) -> None:
         problems = range_problems(values_of(self), _RANGES)
-        if not isinstance(self.factor, int | float) or not 1 <= self.factor <= FACTOR_MAX:
+        number = isinstance(self.factor, int | float) and not isinstance(self.factor, bool)
+        if not number or not 1 <= self.factor <= FACTOR_MAX:
             problems.append(
                 f"factor must be a number from 1 to {FACTOR_MAX}, not {self.factor!r:.40}"
             )

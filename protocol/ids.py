@@ -89,7 +89,7 @@ def partition_number(name: str) -> int | None:
 
 def check_offset(value: object) -> Offset:
     """Check that an offset is in `[0, 2**63)`, and return it.  Raises OffsetInvalidError."""
-    if not isinstance(value, int) or not 0 <= value <= MAX_I64:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_I64:
         text = f"{value!r:.40}"
         raise OffsetInvalidError(f"{OffsetInvalidError.summary}: {text}", offset=text)
     return Offset(value)

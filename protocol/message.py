@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Coroutine, Mapping
 from types import MappingProxyType
-from typing import Any, Generic, Literal, Protocol, cast
+from typing import Any, Generic, Literal, NoReturn, Protocol, cast
 
 import msgspec
 
@@ -240,6 +240,21 @@ class TableReceipt(msgspec.Struct, frozen=True):
     """Rows."""
     refused: dict[int, str]
     """Why rows were left out, by row number; only with `partial=True`."""
+
+
+def refuse_text(**given: object) -> NoReturn:
+    """Raises InvalidRequestError: one of these is not bytes."""
+    name, value = next((name, value) for name, value in given.items() if type(value) is not bytes)
+    advice = ""
+    if isinstance(value, str):
+        advice = f": use {name}.encode()"
+    elif isinstance(value, bytes | bytearray | memoryview):
+        advice = f": use bytes({name})"
+    elif name == "value":
+        advice = "; a codec makes bytes of other values: as codec=JsonCodec()"
+    elif value is None:
+        advice = ": leave it out for a message without a key"
+    raise InvalidRequestError(f"{name} must be bytes, not {type(value).__name__}{advice}")
 
 
 def pack_properties(

@@ -52,6 +52,15 @@ def range_problem(name: str, value: object, low: int, high: int) -> str:
     return f"{name} must be a whole number from {low} to {high}, not {value!r:.40}{advice}"
 
 
+def flag_problems(**flags: object) -> list[str]:
+    """The problems of switches, as sentences: "no" and 0 would be taken for True and False, and None for a default."""
+    return [
+        f"{name} must be True or False, not {value!r:.40}"
+        for name, value in flags.items()
+        if value is not True and value is not False
+    ]
+
+
 def kind_problems(values: Mapping[str, object], kinds: Mapping[str, type]) -> list[str]:
     """The problems of values that are not whole numbers, as sentences; `kinds` is name → class."""
     return [

@@ -222,8 +222,17 @@ _OPEN = _Open()
 os.register_at_fork(after_in_child=_OPEN.in_child)
 
 
-class Resident(ABC):
-    """Base of clients that have a home: the end of `async with` closes them; they are neither copied nor pickled."""
+class Uncopied:
+    """Base of clients: they are neither copied nor pickled."""
+
+    def __reduce_ex__(self, _protocol: object) -> Any:
+        raise InvalidRequestError(
+            f"{type(self).__name__} objects are neither copied nor pickled: make another where it is used"
+        )
+
+
+class Resident(Uncopied, ABC):
+    """Base of clients that have a home: the end of `async with` closes them."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -240,10 +249,5 @@ class Resident(ABC):
         finally:
             await self.close()
 
-    def _note_error(self, error: BaseException | None) -> None:  # noqa: B027 - most clients need none
+    def _note_error(self, error: BaseException | None) -> None:
         """Note that the block of the client ends, with `error`."""
-
-    def __reduce_ex__(self, _protocol: object) -> Any:
-        raise InvalidRequestError(
-            f"{type(self).__name__} objects are neither copied nor pickled: make another where it is used"
-        )

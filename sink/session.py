@@ -123,7 +123,7 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
                 "no transaction has begun: `async with session.begin():` around it, or FencedSession, which begins its own"
             )
         connection = _connection_of(target)
-        self._transaction = target.get_transaction()
+        self._transaction, self._commit_refused = target.get_transaction(), False
         self._check_tables(connection)
         self._looks = [
             (source, Rows(connection, self._tables, source).look(sorted(self._by_source[source])))
@@ -277,6 +277,10 @@ def fenced_batch(
         EffectFencedError: messages of one partition are of two owners.
         ConfigError: the prefix cannot be used.
     """
+    if isinstance(messages, Message) or not isinstance(messages, Iterable):
+        raise InvalidRequestError(
+            f"fenced_batch takes a list of messages, not a {type(messages).__name__}: fenced takes one"
+        )
     checked = [_checked_message(message) for message in messages]
     tokens: dict[tuple[str, str, int], Source] = {}
     for message in checked:

@@ -45,7 +45,8 @@ def secured_of(paths: Mapping[str, str], problems: dict[str, str]) -> Secured:
         problems: takes what is missing: name of the option → what about it.
     """
     ca, cert, key = (paths.get(name, "") for name in (TLS_CA, TLS_CERT, TLS_KEY))
-    if bool(cert) != bool(key):
+    halved = bool(cert) != bool(key)
+    if halved:
         problems[TLS_KEY if cert else TLS_CERT] = (
             "a client certificate needs both its file and that of its key"
         )
@@ -55,5 +56,6 @@ def secured_of(paths: Mapping[str, str], problems: dict[str, str]) -> Secured:
     if not ca and not token_file:
         return PLAIN
     return Secured(
-        tls=TlsSettings(ca=ca, cert=cert, key=key) if ca else None, token_file=token_file
+        tls=TlsSettings(ca=ca, cert=cert, key=key) if ca and not halved else None,
+        token_file=token_file,
     )

@@ -14,8 +14,9 @@ from collections.abc import (
     Mapping,
 )
 from functools import partial
+from inspect import signature
 from types import TracebackType
-from typing import Any, Generic, NoReturn, Self
+from typing import Any, Generic, Never, NoReturn, Self
 
 from ..consumer import (
     AckMode,
@@ -29,12 +30,14 @@ from ..consumer import (
     Lag,
     Position,
 )
+from ..consumer.handling.taken import listed
 from ..protocol.codecs.codec import Codec, V
-from ..protocol.errors import ClosedError, InvalidRequestError
+from ..protocol.errors import ClosedError, ConfigError, InvalidRequestError
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import Message
 from ..protocol.reading.instants import GroupBegin
 from ..protocol.routing import ConsumeStrategy
+from ..rpc.home import Uncopied
 from .arrow_batch import TakenBatch
 from .loop_thread import LoopThread
 from .take import Take
@@ -52,6 +55,12 @@ class TakenMessage(Generic[V]):
 
     def __repr__(self) -> str:
         return repr(self.message)
+
+    def __eq__(self, other: object) -> bool:
+        return self.message == other.message if isinstance(other, TakenMessage) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.message)
 
     @property
     def subject(self) -> str:
@@ -147,7 +156,7 @@ class TakenMessage(Generic[V]):
         return self
 
 
-class SyncConsumer(Generic[V]):
+class SyncConsumer(Uncopied, Generic[V]):
     """
     Takes messages in programs without an event loop, and in notebooks beside theirs.
 
@@ -184,8 +193,18 @@ class SyncConsumer(Generic[V]):
         wait_s: float = 0,
         tls: TlsSettings | None = None,
         token: str | None = None,
+        **others: Never,
     ) -> None:
-        """Make a consumer, of the arguments of `keylane.Consumer`; `with` or `open` opens it.  Raises ConfigError."""
+        """
+        Make a consumer, of the arguments of `keylane.Consumer`; `with` or `open` opens it.
+
+        Args:
+            others: none.  Handlers and what goes with them are of `keylane.Consumer` alone.
+
+        Raises:
+            ConfigError: an argument that cannot work, or is of `keylane.Consumer` alone.
+        """
+        _refuse_others(others)
         self._consumer: Consumer[V] = Consumer(
             meta,
             subject=subject,
@@ -234,9 +253,15 @@ class SyncConsumer(Generic[V]):
         return self
 
     def close(self) -> None:
-        """Hand everything over, as that of `keylane` does; nothing if it is closed, or in a forked child."""
+        """
+        Hand everything over, as that of `keylane` does; nothing if it is closed, or in a forked child.
+
+        Raises:
+            OtherLoopError: called by a filter of this consumer; it stays open.
+        """
         if self._thread.state != "open":
             return
+        self._thread.check_caller()
         try:
             with contextlib.suppress(ClosedError):  # another thread has closed it meanwhile
                 self._thread.run(self._consumer.close)
@@ -382,6 +407,23 @@ class SyncConsumer(Generic[V]):
         return self._consumer.waiting_for
 
 
+def _refuse_others(others: Collection[str]) -> None:
+    """
+    Refuse the names of other arguments than those of a consumer without a handler.
+
+    Raises:
+        ConfigError: one of them is an argument of `keylane.Consumer`.
+        TypeError: as Python does it.
+    """
+    for name in others:
+        if name in signature(Consumer).parameters and not name.startswith("_"):
+            raise ConfigError(
+                f"keylane.sync.Consumer takes no {name}=: take messages in a loop, `for message in consumer`, and ack them; "
+                "or use keylane.Consumer, which calls a handler, in an async def (docs/CONSUMING.md, Without an event loop)"
+            )
+        raise TypeError(f"Consumer() got an unexpected keyword argument {name!r}")
+
+
 async def _next_batch(batches: AsyncIterator[ArrowBatch]) -> ArrowBatch | None:
     return await anext(batches, None)
 
@@ -391,4 +433,5 @@ def _taken(messages: Iterable[TakenMessage[Any]]) -> list[Message[Any]]:
         raise InvalidRequestError(
             "a consumer acks a list of messages: consumer.ack([message]); or message.ack()"
         )
-    return [message.message for message in messages]
+    given: list[Any] = listed(messages)  # type: ignore[arg-type]  # it looks at what it is given
+    return [each.message if isinstance(each, TakenMessage) else each for each in given]

@@ -6,6 +6,7 @@ Invariants
     What `run` was given before `stop` ends before the thread does: done, or cancelled.
     The client is closed before its loop ends, whatever was interrupted: otherwise its group would wait for its ttl.
     A `stop` that was interrupted goes on; `start` waits for its end.
+    What ends a program, raised on the loop by a callback of the user, as by `sys.exit()`, ends no loop with a client open on it.
     In a forked child nothing runs: the thread is the parent's.
 """
 
@@ -32,6 +33,12 @@ SHARED_THREAD_HINT = (
     "For several run the program with real threads, as gunicorn --worker-class gthread does."
 )
 """Of an OtherLoopError, where a patched `threading` gives no thread of the system."""
+
+NO_THREAD_HINT = (
+    "Once the main thread has ended, Python starts no thread: open the client before, and end the main thread last.  "
+    "Or the process has as many threads as the system allows."
+)
+"""Of an OtherLoopError, where no thread starts."""
 
 
 class LoopThread:
@@ -73,7 +80,8 @@ class LoopThread:
         Raises:
             AlreadyOpenError, ForkedError
             OtherLoopError: threads are greenlets, as gevent patches them, and another event loop runs in theirs.
-            OSError, RuntimeError: the system gives no event loop or no thread; it may be started again.
+            OtherLoopError: also where there is no thread to be had; it may be started again.
+            OSError: the system gives no event loop, as without a free file descriptor; it may be started again.
         """
         self._home.check_not_forked()
         ready: Future[None] = Future()
@@ -87,7 +95,7 @@ class LoopThread:
                 target=self._run, args=(ready,), name=f"keylane {self._what}", daemon=True
             )
             try:
-                self._thread.start()
+                self._start(self._thread)
                 ready.result()
             except Exception:
                 self._thread = None
@@ -95,6 +103,15 @@ class LoopThread:
             except BaseException:  # an interrupt, as Ctrl-C: a thread that began ends
                 self._abandon(ready)
                 raise
+
+    def _start(self, thread: threading.Thread) -> None:
+        """Raises OtherLoopError: the system, or an interpreter that ends, gives no thread."""
+        try:
+            thread.start()
+        except RuntimeError as error:
+            none = OtherLoopError(f"the {self._what} needs a thread for its event loop: {error}")
+            none.hint = NO_THREAD_HINT
+            raise none from error
 
     def _abandon(self, ready: Future[None]) -> None:
         """End the thread whose start was interrupted."""
@@ -112,7 +129,7 @@ class LoopThread:
         try:
             _check_own_thread(self._what)
             with asyncio.Runner() as runner:
-                runner.run(self._serve(ready))
+                self._run_to_the_end(runner.get_loop(), ready)
                 served = True
         except Exception as error:
             if served and not threading.main_thread().is_alive():
@@ -120,6 +137,17 @@ class LoopThread:
             if ready.done():
                 raise
             ready.set_exception(error)  # there is no loop, as without a free file descriptor
+
+    def _run_to_the_end(self, loop: asyncio.AbstractEventLoop, ready: Future[None]) -> None:
+        """Run `_serve`; the loop goes on, for it to close the client, after an error that stops a loop."""
+        serving = loop.create_task(self._serve(ready))
+        while not serving.done():
+            try:
+                loop.run_until_complete(serving)
+            except (SystemExit, KeyboardInterrupt):
+                log = logging.getLogger(f"keylane.{self._what}")
+                log.exception("the %s is closed: a callback on its event loop ended", self._what)
+                self._end_loop_here()
 
     async def _serve(self, ready: Future[None]) -> None:
         if not ready.set_running_or_notify_cancel():
@@ -150,16 +178,16 @@ class LoopThread:
         """
         _check_seconds(timeout_s)
         self._home.check_not_forked()
-        if threading.current_thread() is self._thread:
-            error = OtherLoopError(f"the {self._what} is called on its own event loop")
-            error.hint = OWN_LOOP_HINT
-            raise error
+        self.check_caller()
         with self._lock:
             if self._loop is None:
                 raise _for_threads(ClosedError(f"the {self._what} is not open"))
-            future = asyncio.run_coroutine_threadsafe(work(), self._loop)
+            future = asyncio.run_coroutine_threadsafe(_outcome(work), self._loop)
         try:
-            return future.result(timeout_s)
+            outcome = future.result(timeout_s)
+            if isinstance(outcome, _Exit):
+                raise outcome.error
+            return outcome
         except CancelledError:
             raise _for_threads(ClosedError(f"the {self._what} was closed meanwhile")) from None
         except ClosedError as error:
@@ -170,6 +198,13 @@ class LoopThread:
                 error.args = (f"the {self._what} has not done it within {timeout_s:g} s",)
             future.cancel()
             raise
+
+    def check_caller(self) -> None:
+        """Raises OtherLoopError: called on the thread itself, as by a codec or a filter, which would wait for its own end."""
+        if threading.current_thread() is self._thread:
+            error = OtherLoopError(f"the {self._what} is called on its own event loop")
+            error.hint = OWN_LOOP_HINT
+            raise error
 
     def post(self, call: Callable[[], None]) -> None:
         """Call `call` on the loop, soon, behind what `run` was given; nothing once the thread is stopped."""
@@ -182,9 +217,13 @@ class LoopThread:
         Close the client, cancel what still runs, and wait for the end of the thread.  Does nothing in a forked child.
 
         An interrupt ends the wait alone.
+
+        Raises:
+            OtherLoopError: called on the thread itself; nothing was stopped.
         """
         if self.forked:
             return
+        self.check_caller()
         with self._lock:
             thread = self._thread
             self._end_loop()
@@ -194,11 +233,35 @@ class LoopThread:
                 if self._thread is thread:
                     self._thread = None
 
+    def _end_loop_here(self) -> None:
+        """As `_end_loop`, on the thread itself: a `start` that waits for its end has the lock, and the loop is ending then."""
+        while self._loop is not None:
+            if self._lock.acquire(timeout=0.01):
+                try:
+                    self._end_loop()
+                finally:
+                    self._lock.release()
+
     def _end_loop(self) -> None:
         self._stopping = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stop.set)
             self._loop = None
+
+
+class _Exit:
+    """What ends a program, raised by the work."""
+
+    def __init__(self, error: SystemExit | KeyboardInterrupt) -> None:
+        self.error = error
+
+
+async def _outcome(work: Callable[[], Coroutine[Any, Any, T]]) -> T | _Exit:
+    """The result of the work.  What ends a program, as `sys.exit()` in a codec, is for the caller: raised here, it would stop the loop."""
+    try:
+        return await work()
+    except (SystemExit, KeyboardInterrupt) as error:
+        return _Exit(error)
 
 
 def _check_own_thread(what: str) -> None:

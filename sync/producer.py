@@ -29,6 +29,8 @@ from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import Receipt, TableReceipt
 from ..protocol.routing import OrderStrategy
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
+from ..protocol.settings import flag_problems, refuse_call
+from ..rpc.home import Uncopied
 from .loop_thread import LoopThread
 
 R = TypeVar("R")
@@ -104,7 +106,7 @@ class ScheduledMessage(_OnItsWay[ScheduledReceipt]):
     """A message that `send` was given with `deliver_at`; `result` waits for the receipt, which `cancel` takes."""
 
 
-class SyncProducer(Generic[V]):
+class SyncProducer(Uncopied, Generic[V]):
     """
     Sends messages from programs without an event loop, and from notebooks beside theirs.
 
@@ -174,9 +176,13 @@ class SyncProducer(Generic[V]):
 
         Raises:
             GivenUpError: as of `flush`, messages given up now included.
+            InvalidRequestError: `flush` is neither True nor False; it stays open.
+            OtherLoopError: called by a codec or a partitioner of this producer; it stays open.
         """
+        refuse_call(flag_problems(flush=flush))
         if self._thread.state != "open":
             return
+        self._thread.check_caller()
         try:
             with contextlib.suppress(ClosedError):  # another thread has closed it meanwhile
                 self._thread.run(partial(self._producer.close, flush=flush))
@@ -261,7 +267,12 @@ class SyncProducer(Generic[V]):
 
         Raises:
             PartlyQueuedError, GivenUpError: as of `keylane.Producer.send_all`.
+            InvalidRequestError: `messages` cannot be iterated; nothing was queued.
         """
+        if not isinstance(messages, Iterable):
+            raise InvalidRequestError(
+                f"messages are pairs (key, value), as [(b'customer-7', b'paid')], not {messages!r:.60}"
+            )
         source, count, more = iter(messages), 0, True
         while more:
             chunk = _Chunk(source)

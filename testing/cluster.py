@@ -14,6 +14,7 @@ import asyncio
 import gc
 import inspect
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from ..protocol.control import SubjectView
 from ..protocol.errors import (
     ConditionNotMetError,
     ConfigError,
+    InvalidRequestError,
     ProgramFailedError,
     RealWorldError,
     StoryError,
@@ -41,7 +43,14 @@ from ..rpc.environment import AMBIENT
 from .loop import StoryLoop
 from .machines.loop import Process, StuckError
 from .machines.network import Internet
-from .programs import BrokerProgram, ClientProgram, MetaserverProgram, StoryProgram
+from .programs import (
+    BrokerProgram,
+    ClientProgram,
+    MetaserverProgram,
+    StoryProgram,
+    awaited,
+    check_story,
+)
 from .real_world import refused_here
 from .waiting import waiting_lines
 
@@ -50,7 +59,11 @@ T = TypeVar("T")
 TEST = "test"
 """The name of the program that is the story itself."""
 BROKERS_MAX = 100
+LIMIT_S_MAX = 1e100
+"""A whole number may be larger than every float; infinity means no limit."""
 POLL_S = 0.01
+EVERY_S_MIN = 0.000_001
+"""Of `until`: virtual time would not pass."""
 
 
 @contextmanager
@@ -164,7 +177,9 @@ class VirtualCluster:
             StoryStuckError: it did not end within the limits.
             RealWorldError: it reached a real sleep, thread or socket.
             StoryError: the cluster has had its story, or another event loop is running.
+            InvalidRequestError: `story` is no async function.
         """
+        check_story(story, "cluster.run(story)")
         self._check_first()
         try:
             with refused_here(self._break), _no_garbage_collection():
@@ -208,7 +223,8 @@ class VirtualCluster:
                 return len((await admin.list_brokers()).brokers) == len(self.brokers)
 
             await self.until(ready, every_s=POLL_S)
-        return await story()
+        told: T = await awaited(story)
+        return told
 
     def _break(self, error: RealWorldError) -> None:
         """Code under test may swallow the error, or try again for ever."""
@@ -267,7 +283,11 @@ class VirtualCluster:
         Start an async function as a program of its own, on a machine of its own.
 
         It is named by its function; of several with one function the second is "work 2".
+
+        Raises:
+            InvalidRequestError: `function` is no function.  A plain one ends the program with this error.
         """
+        check_story(function, "cluster.start(work)")
         base = getattr(function, "__name__", type(function).__name__)
         taken = {program.name for program in self._clients}
         names = (base if number == 1 else f"{base} {number}" for number in range(1, len(taken) + 2))
@@ -278,7 +298,19 @@ class VirtualCluster:
         return program
 
     def cut(self, program: StoryProgram, *others: StoryProgram) -> None:
-        """Cut a program off from others, in both directions; without others from all: nothing arrives until `heal`."""
+        """
+        Cut a program off from others, in both directions; without others from all: nothing arrives until `heal`.
+
+        Raises:
+            InvalidRequestError: one of them is no program of this cluster; nothing is cut.
+        """
+        known = self._programs()
+        for each in (program, *others):
+            if not any(each is other for other in known):
+                raise InvalidRequestError(
+                    "programs are cut off, as cluster.brokers[0], cluster.test or what cluster.start returned, "
+                    f"not {each!r:.60}"
+                )
         for other in others or self._programs():
             if other is not program:
                 self._internet.cut_link(program.name, other.name)
@@ -314,7 +346,17 @@ class VirtualCluster:
 
         Raises:
             ConditionNotMetError: it did not become true.
+            InvalidRequestError: the condition is no function, or a time is no number of seconds.
         """
+        if not callable(condition):
+            raise InvalidRequestError(
+                f"until takes a function, which it calls again and again, not {condition!r:.60}: until(lambda: ...)"
+            )
+        for name, given, least in (("within_s", within_s, 0.0), ("every_s", every_s, EVERY_S_MIN)):
+            if not _is_seconds(given) or not given >= least:
+                raise InvalidRequestError(
+                    f"{name} must be a number of seconds from {least:g}, not {given!r:.40}"
+                )
         end_s = self.now_s + within_s
         while True:
             value = condition()
@@ -356,6 +398,7 @@ def run(story: Callable[[VirtualCluster], Awaitable[T]], /, **options: Any) -> T
     Raises:
         As of `VirtualCluster.run`.
     """
+    check_story(story, "run(story)")
     cluster = VirtualCluster(**options)
     return cluster.run(story, cluster)
 
@@ -369,6 +412,11 @@ def _check(brokers: Any, seed: object, **limits: Any) -> None:
     if seed is not None and type(seed) is not int:
         raise ConfigError(f"seed must be a whole number, or None, not {seed!r:.40}")
     for name, limit in limits.items():
-        number = isinstance(limit, int | float) and not isinstance(limit, bool)
-        if not (number and limit > 0):
+        if not _is_seconds(limit) or not limit > 0:
             raise ConfigError(f"{name} must be a number of seconds above 0, not {limit!r:.40}")
+
+
+def _is_seconds(value: Any) -> bool:
+    """True for a number that counts as seconds, and for infinity."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and (abs(value) <= LIMIT_S_MAX or value == math.inf)

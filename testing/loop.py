@@ -28,7 +28,7 @@ class StoryLoop(SimLoop):
         self._limit_s = limit_s
         self._real_limit_s = real_limit_s
         self._real_ns = SystemClock().boot_ns
-        self._until_ns = self._real_ns() + int(real_limit_s * 1e9)
+        self._until_ns = self._real_ns() + real_limit_s * 1e9
         self._looks = JUMPS_A_LOOK
         self.broken: BaseException | None = None
         """What ends the story at once."""

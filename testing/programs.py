@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import random
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -24,7 +25,7 @@ from ..broker.storage.files import AppendFile
 from ..metaserver.services import services_of
 from ..metaserver.settings import MetaserverSettings
 from ..metaserver.sql.clock_restart import adopt_boot
-from ..protocol.errors import StorageError, StoryError
+from ..protocol.errors import InvalidRequestError, StorageError, StoryError
 from ..rpc.access.guard import Guard
 from ..rpc.environment import AMBIENT, Environment
 from ..rpc.operating.metrics import ServerMetrics
@@ -39,6 +40,28 @@ from .machines.signals import SimStopSignals, send_stop
 
 BOOT_S = 10.0
 """A machine has been up for this long when its program starts."""
+
+
+def check_story(function: object, call: str) -> None:
+    """Raises InvalidRequestError: it cannot be called; a coroutine is what an async function returned."""
+    if inspect.iscoroutine(function):
+        function.close()
+        raise InvalidRequestError(
+            f"{call} takes the async function itself, and its arguments behind it: it calls it"
+        )
+    if not callable(function):
+        raise InvalidRequestError(f"{call} takes an async function, not {function!r:.60}")
+
+
+async def awaited(function: Callable[[], Any]) -> Any:
+    """What the async function returns.  Raises InvalidRequestError: it is a plain one; it was called."""
+    returned = function()
+    if not inspect.isawaitable(returned):
+        name = getattr(getattr(function, "func", function), "__name__", type(function).__name__)
+        raise InvalidRequestError(
+            f"{name} returned {returned!r:.60}: a story and a program are async functions, `async def`"
+        )
+    return await returned
 
 
 class Killed(SystemExit):
@@ -206,7 +229,7 @@ class ClientProgram(StoryProgram):
 
     async def _main(self) -> None:
         self._result = None
-        self._result = await self._function()
+        self._result = await awaited(self._function)
 
     async def wait(self) -> Any:
         """See `StoryProgram.wait`."""

@@ -6,13 +6,17 @@ import inspect
 
 from ...protocol.codecs.codec import Codec, V, check_codec
 from ...protocol.errors import ConfigError
-from ...protocol.settings import is_within
+from ...protocol.settings import flag_problems, is_within, refuse
+
+_NOT_PLAIN = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+"""What they return is true, whatever the message is."""
 
 
 def check_arguments(
-    *, key: object, partition: object, where: object, codec: Codec[V] | None
+    *, key: object, partition: object, where: object, follow: object, codec: Codec[V] | None
 ) -> None:
     """Let the other arguments of a reader through.  Raises ConfigError."""
+    refuse(flag_problems(follow=follow))
     if codec is not None:
         check_codec(codec)
     if key is not None and (not isinstance(key, bytes) or not key):
@@ -20,5 +24,5 @@ def check_arguments(
         raise ConfigError(f"key is bytes, at least one, not {key!r:.40}{tip}")
     if partition is not None and not is_within(partition, 1, 2**63 - 1):
         raise ConfigError(f"partition is the id of a partition, from 1 on, not {partition!r:.40}")
-    if where is not None and (not callable(where) or inspect.iscoroutinefunction(where)):
+    if where is not None and (not callable(where) or any(is_kind(where) for is_kind in _NOT_PLAIN)):
         raise ConfigError(f"where is a plain function of a message, not {where!r:.60}")

@@ -37,6 +37,7 @@ from ...protocol.queues import (
     queue_min,
     segment_of,
 )
+from ...protocol.reading.instants import check_unit
 from ...protocol.routing import Partition, PartitionState
 from ...protocol.settings import is_within
 from ...rpc.client import BrokerClient, MetaClient
@@ -235,6 +236,7 @@ class QueueReader(Resident, Generic[V]):
             raise InvalidRequestError(
                 f"at_ms must be milliseconds since 1970, from 0 to 2**63 - 1, not {at_ms!r:.40}"
             )
+        check_unit("at_ms", at_ms)
         if bound not in tuple(TimeBound):
             raise InvalidRequestError(f"bound must be {' or '.join(TimeBound)}, not {bound!r:.40}")
         chain = await self._chain(queue)

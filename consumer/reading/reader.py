@@ -144,7 +144,7 @@ class Reader(Resident, Generic[V]):
         check_name("subject", subject)
         self._addresses = addresses_of(meta)
         partition = partition if (number := whole(partition)) is None else number
-        check_arguments(key=key, partition=partition, where=where, codec=codec)
+        check_arguments(key=key, partition=partition, where=where, follow=follow, codec=codec)
         self._environment = environment_of(_environment)
         now_ms = self._environment.clock.wall_ms()
         self._start = start_bound(start, partition=partition, now_ms=now_ms)

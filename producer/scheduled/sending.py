@@ -34,7 +34,7 @@ from ...protocol.errors import (
 )
 from ...protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
 from ...protocol.ids import NO_PRODUCER, check_name
-from ...protocol.message import check_message_size, pack_properties
+from ...protocol.message import check_message_size, pack_properties, refuse_text
 from ...protocol.routing import OrderStrategy, Route
 from ...protocol.scheduled.deliver_at import deliver_at_ms
 from ...protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
@@ -43,7 +43,7 @@ from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.home import Home, Resident
 from ...rpc.identity import DrawBits
 from ...rpc.race import shared, start_task
-from ..arguments import checked_timeout, refuse_text
+from ..arguments import checked_timeout
 from ..given_up import GivenUp, Unreported
 from ..settings import ProducerSettings
 from ..waiting import NO_ANSWER, WaitCause, broker_cause, route_cause

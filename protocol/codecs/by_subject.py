@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from ..ids import check_name
 from .codec import Codec, check_codec, encode_value
 
 Codecs: TypeAlias = Codec[Any] | dict[str, Codec[Any]] | None
@@ -12,10 +13,11 @@ Codecs: TypeAlias = Codec[Any] | dict[str, Codec[Any]] | None
 
 
 def checked_codecs(codec: Codec[Any] | Mapping[str, Codec[Any]] | None) -> Codecs:
-    """Raises ConfigError: something in it is not a codec."""
+    """Raises ConfigError, InvalidNameError: something in it is not a codec, or not of a name that a subject may have."""
     if isinstance(codec, Mapping):
         codecs = dict(codec)
-        for each in codecs.values():
+        for subject, each in codecs.items():
+            check_name("subject", subject)
             check_codec(each)
         return codecs
     if codec is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..errors import ConfigError
+from .finite import NOT_IN_JSON, all_finite
 
 
 class Model(Protocol):
@@ -12,6 +13,10 @@ class Model(Protocol):
 
     def model_dump_json(self, *, by_alias: bool, round_trip: bool) -> str:
         """The JSON of the model."""
+        ...
+
+    def model_dump(self, *, mode: str, by_alias: bool, round_trip: bool) -> Any:
+        """The dicts, lists, texts and numbers of the model."""
         ...
 
     @classmethod
@@ -50,11 +55,17 @@ class PydanticCodec(Generic[M]):
         return f"pydantic:{self._model.__name__}"
 
     def encode(self, value: M, /) -> bytes:
-        """The JSON of a model; TypeError if it is another one."""
+        """The JSON of a model; TypeError if it is another one, ValueError if NaN or infinity would become null."""
         given: Any = value
         if not isinstance(given, self._model):
             raise TypeError(f"{type(given).__name__} is no {self._model.__name__}")
-        return value.model_dump_json(by_alias=True, round_trip=True).encode()
+        text = value.model_dump_json(by_alias=True, round_trip=True)
+        # A model may be configured to write them as constants or texts.
+        if "null" in text and "NaN" not in text and "Infinity" not in text:
+            dumped = value.model_dump(mode="json", by_alias=True, round_trip=True)
+            if not all_finite(dumped):
+                raise ValueError(NOT_IN_JSON)
+        return text.encode()
 
     def decode(self, data: bytes, /) -> M:
         """The model of JSON; pydantic.ValidationError if the bytes are not of the model."""

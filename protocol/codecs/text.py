@@ -8,6 +8,7 @@ from typing import Any, Generic, Self, TypeVar, overload
 import msgspec
 
 from ..errors import ConfigError
+from .finite import NOT_IN_JSON, all_finite
 from .kinds import classes_of
 
 T = TypeVar("T")
@@ -55,8 +56,8 @@ class JsonCodec(Generic[T]):
         """
         self._kind = kind
         # The types stand here: those of a class are methods to pyright, without their first argument.
-        self.encode: Callable[[T], bytes] = _checked(msgspec.json.Encoder().encode, kind)
-        """The JSON of a value; TypeError if it has none, or is not of the codec's type."""
+        self.encode: Callable[[T], bytes] = _checked(_exact(msgspec.json.Encoder().encode), kind)
+        """The JSON of a value; TypeError if it has none, or is not of the codec's type; ValueError if NaN or infinity is in it."""
         try:
             self.decode: Callable[[bytes], T] = msgspec.json.Decoder(kind).decode
             """The value of JSON; a msgspec.DecodeError if the bytes are no JSON, or not of the type."""
@@ -66,6 +67,23 @@ class JsonCodec(Generic[T]):
     def __reduce__(self) -> tuple[type[Self], tuple[Any]]:
         # Pickled messages have their codec with them; what msgspec makes of the type cannot be pickled.
         return type(self), (self._kind,)
+
+
+def _exact(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """`encode`, which refuses a value that it would change: NaN and infinity become null."""
+
+    def exact(value: Any) -> bytes:
+        data = encode(value)
+        if b"null" in data and not all_finite(_plain(value)):
+            raise ValueError(NOT_IN_JSON)
+        return data
+
+    return exact
+
+
+def _plain(value: Any) -> object:
+    """The dicts, lists, texts and numbers of a value that has JSON.  What is JSON already, a msgspec.Raw, is left out."""
+    return msgspec.to_builtins(value, enc_hook=lambda _: None)
 
 
 def _checked(encode: Callable[[Any], bytes], kind: Any) -> Callable[[Any], bytes]:

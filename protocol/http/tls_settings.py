@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..settings import refuse, values_of
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsSettings:
     """
     TLS of a client: every connection uses it, and the server's certificate must have the name that is connected to.
 
-    The values are paths of PEM files.  Source: RFC 8446; host names as of RFC 9525.
+    The values are paths of PEM files; a `pathlib.Path` is taken as its text.  Source: RFC 8446; host names as of RFC 9525.
+
+    Raises:
+        ConfigError: a value is no path, or only one of certificate and key is given.
     """
 
     ca: str
@@ -19,3 +24,25 @@ class TlsSettings:
     """A client certificate, where servers want one."""
     key: str = ""
     """Its private key."""
+
+    def __post_init__(self) -> None:
+        given: dict[str, object] = values_of(self)
+        problems = []
+        for name, value in given.items():
+            path = value.__fspath__() if hasattr(value, "__fspath__") else value
+            if not _is_path(path) or (name == "ca" and not path):
+                problems.append(f"{name} must be the path of a PEM file, not {value!r:.40}")
+            object.__setattr__(self, name, path)
+        if not problems and bool(self.cert) != bool(self.key):
+            problems.append("a client certificate needs both its file and that of its key")
+        refuse(problems)
+
+
+def _is_path(value: object) -> bool:
+    """True for text that the system takes as a path, or none at all."""
+    if not isinstance(value, str):
+        return False
+    try:
+        return b"\0" not in value.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return False

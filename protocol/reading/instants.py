@@ -18,6 +18,30 @@ GroupBegin = str | datetime | timedelta
 SKEW_MS = 1_000
 """An instant that is later than now by less counts as now: clocks of one cluster differ by so much."""
 
+SECONDS = range(1_000_000_000, 100_000_000_000)
+"""From 2001 to 5138, if these are seconds; as milliseconds they are of 1970 to 1973, of which no message is."""
+FINER_MIN = 100_000_000_000_000
+"""Milliseconds from 5138 on; microseconds and nanoseconds of 1973 and later."""
+
+
+def check_unit(name: str, at_ms: object) -> None:
+    """
+    Let an instant in milliseconds through; what is no number is for others to refuse.
+
+    Raises:
+        InvalidRequestError: it is in seconds, before every message, or finer than milliseconds, behind all of them.
+    """
+    if type(at_ms) is not int:
+        return
+    if at_ms in SECONDS:
+        raise InvalidRequestError(
+            f"{name} is milliseconds since 1970, and {at_ms} is seconds: use {at_ms * 1000}"
+        )
+    if at_ms >= FINER_MIN:
+        raise InvalidRequestError(
+            f"{name} is milliseconds since 1970, and {at_ms} is after the year 5137: are these micro- or nanoseconds?"
+        )
+
 
 def since_1970_ms(at: datetime) -> int:
     """

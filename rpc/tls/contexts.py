@@ -118,7 +118,6 @@ class ClientContexts:
 
     Raises:
         CertificateFileError, CertificateKeyError: a file cannot be used.
-        ConfigError: only one of certificate and key is given.
     """
 
     def __init__(self, tls: TlsSettings, *, follows_files: bool = False) -> None:
@@ -223,10 +222,7 @@ def client_context(tls: TlsSettings) -> ResumingContext:
 
     Raises:
         CertificateFileError, CertificateKeyError: a file cannot be used.
-        ConfigError: only one of certificate and key is given.
     """
-    if bool(tls.cert) != bool(tls.key):
-        raise ConfigError("a client certificate needs both its file and that of its key")
     context = ResumingContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     _trust(context, Path(tls.ca))

@@ -223,7 +223,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/operations/test_reshape.py": "operations",
         "integration/resets/test_group_reset.py": "progress",
         "property/metaserver/test_queue_chains.py": "queues",
-        "property/protocol/test_backoff.py": "backoff",
         "unit/rpc/test_settings.py": "settings",
     },
     "protocol/errors": {
@@ -239,7 +238,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "integration/access/test_quotas.py": "quotas",
         "unit/cli/test_message_json.py": "message_json",
         "unit/protocol/test_endpoints.py": "any_server at_once endpoint jobs openapi",
-        "unit/rpc/tls/test_settings.py": "tls_settings",
     },
     "rpc/liveness": {"unit/rpc/websocket/test_socket.py": "keepalive"},
     "rpc/operating": {

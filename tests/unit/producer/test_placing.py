@@ -236,3 +236,10 @@ def test_queue_is_a_whole_number_of_any_type_and_no_bool():
     for refused in (True, 3.0, "3", Numbers()):
         with pytest.raises(InvalidRequestError):
             chosen_place(refused, None, b"")
+
+
+@pytest.mark.parametrize("number", [True, "1", 1.0, None, [], b"1"])
+def test_logic_queue_is_a_whole_number(number: object):
+    """`LogicQueue(True)` was queue 1, and a list failed where the route was looked at."""
+    with pytest.raises(InvalidRequestError, match="queue is the number of a logic queue, not"):
+        LogicQueue(number)  # type: ignore[arg-type]  # that is the test

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from keylane.protocol.errors import InvalidNameError, OffsetInvalidError
@@ -67,3 +69,9 @@ def test_illegal_name_is_quoted_in_the_text_and_plain_in_the_attribute():
         check_name("subject", "a b\n")
     assert caught.value.message == "illegal name (kind=subject, name='a b\\n')"
     assert (caught.value.kind, caught.value.name) == ("subject", "a b\n")
+
+
+@pytest.mark.parametrize("offset", [True, False, 1.0, -1, 2**63, "1", None])
+def test_offset_is_a_whole_number_and_no_bool(offset: Any):
+    with pytest.raises(OffsetInvalidError):
+        check_offset(offset)

@@ -459,3 +459,23 @@ def test_pickled_message_is_fenced_as_the_message(engine):
     with pytest.raises(EffectFencedError):
         effect(engine, pickle.loads(pickle.dumps(delivered(70, token=1, delivery=late))))
     assert entries(engine) == list(range(70))
+
+
+@pytest.mark.parametrize("messages", [None, 5, object(), delivered(3)])
+def test_batch_takes_a_list_of_messages(engine, messages):
+    with Session(engine) as session:
+        with pytest.raises(
+            InvalidRequestError, match="fenced_batch takes a list of messages, not a"
+        ):
+            fenced_batch(session, messages)
+
+
+def test_block_works_again_after_a_commit_inside_of_it(engine):
+    """It was refused for good, although nothing ended its next transaction."""
+    with Session(engine) as session:
+        block = FencedSession(session, delivered(3))
+        with pytest.raises(InvalidRequestError, match="commit after the block"), block:
+            session.commit()
+        with block as todo:
+            assert todo
+    assert done(engine) == [(3, 4)]

@@ -285,3 +285,22 @@ def test_thread_ends_without_a_traceback_when_the_program_has_ended_and_its_loop
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_no_thread_is_a_typed_error_and_the_thread_can_be_started_later(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """As from Python 3.12 on, once the main thread has ended."""
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    thread = LoopThread("client")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(OtherLoopError, match=r"needs a thread .*interpreter shutdown") as told:
+            thread.start()
+    assert "open the client before" in told.value.hint
+    thread.start()
+    assert thread.run(number) == 7
+    thread.stop()

@@ -8,13 +8,20 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from keylane import NACK, ConfigError, Consumer, Message, Producer, SubjectUnknownError, testing
 from keylane.admin import Admin
 from keylane.consumer.handling.workers import Workers
-from keylane.errors import ConditionNotMetError, RealWorldError, StoryError, StoryStuckError
+from keylane.errors import (
+    ConditionNotMetError,
+    InvalidRequestError,
+    RealWorldError,
+    StoryError,
+    StoryStuckError,
+)
 from keylane.sync import Producer as SyncProducer
 from keylane.testing import VirtualCluster
 
@@ -357,3 +364,75 @@ def test_idle_consumer_checks_its_leases_a_few_times_in_a_ttl():
         idle, busy = testing.run(story)
     assert 15 <= idle <= 25, "each 3 s of a ttl of 30 s"
     assert busy >= 27, "each second"
+
+
+NOT_FUNCTIONS = (None, 5, "story", ["story"])
+
+
+@pytest.mark.parametrize("given", NOT_FUNCTIONS)
+def test_run_refuses_what_is_no_function(given: Any):
+    with pytest.raises(InvalidRequestError, match="takes an async function, not"):
+        testing.run(given)
+    cluster = VirtualCluster()
+    with pytest.raises(InvalidRequestError, match="takes an async function, not"):
+        cluster.run(given)
+    cluster.close()
+
+
+def test_run_refuses_a_plain_function_by_its_name():
+    def story(_cluster: VirtualCluster) -> int:
+        return 5
+
+    with pytest.raises(InvalidRequestError, match=r"story returned 5: .*`async def`"):
+        testing.run(story)  # type: ignore[arg-type]  # that is the test
+
+
+async def test_program_is_an_async_function(keylane_cluster: VirtualCluster):
+    async def work() -> None: ...
+
+    for given in (*NOT_FUNCTIONS, work()):
+        with pytest.raises(InvalidRequestError, match=r"takes (an|the) async function"):
+            keylane_cluster.start(given)  # type: ignore[arg-type]  # that is the test
+    plain = keylane_cluster.start(print)  # type: ignore[arg-type]  # that is the test
+    with pytest.raises(InvalidRequestError, match="print returned None"):
+        await plain.wait()
+
+
+async def test_cut_refuses_what_is_no_program_and_cuts_nothing(keylane_cluster: VirtualCluster):
+    broker: Any = keylane_cluster.brokers[0]
+    for programs in (("broker 0",), (broker, "test"), (broker, keylane_cluster)):
+        with pytest.raises(InvalidRequestError, match="programs are cut off, as"):
+            keylane_cluster.cut(*programs)  # type: ignore[arg-type]  # that is the test
+    await keylane_cluster.create_subject("orders")
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"within_s": "5"}, "within_s"),
+        ({"within_s": -1}, "within_s"),
+        ({"within_s": float("nan")}, "within_s"),
+        ({"within_s": 10**400}, "within_s"),
+        ({"every_s": 0}, "every_s"),
+        ({"every_s": -1}, "every_s"),
+        ({"every_s": float("nan")}, "every_s"),
+        ({"every_s": True}, "every_s"),
+    ],
+)
+async def test_until_refuses_times_that_are_no_seconds(
+    keylane_cluster: VirtualCluster, given: Any, text: str
+):
+    with pytest.raises(InvalidRequestError, match=f"{text} must be a number of seconds"):
+        await keylane_cluster.until(lambda: True, **given)
+    with pytest.raises(InvalidRequestError, match="until takes a function"):
+        await keylane_cluster.until(True)  # type: ignore[arg-type]  # that is the test
+
+
+def test_limits_may_be_infinite_and_no_number_larger_than_every_float():
+    async def story(cluster: VirtualCluster) -> float:
+        return cluster.now_s
+
+    assert testing.run(story, limit_s=float("inf"), real_limit_s=float("inf")) < 1
+    for name in ("limit_s", "real_limit_s"):
+        with pytest.raises(ConfigError, match=f"{name} must be a number of seconds"):
+            VirtualCluster(**{name: 10**400})

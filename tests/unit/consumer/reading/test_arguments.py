@@ -9,12 +9,26 @@ import pytest
 from keylane.consumer.reading.arguments import check_arguments
 from keylane.protocol.errors import ConfigError
 
-NONE: dict[str, Any] = {"key": None, "partition": None, "where": None, "codec": None}
+NONE: dict[str, Any] = {
+    "key": None,
+    "partition": None,
+    "where": None,
+    "follow": False,
+    "codec": None,
+}
+
+
+def generator(message: Any) -> Any:
+    yield message
+
+
+async def async_generator(message: Any) -> Any:
+    yield message
 
 
 def test_arguments_pass_when_each_can_work():
     check_arguments(**NONE)
-    check_arguments(key=b"k", partition=1, where=bool, codec=None)
+    check_arguments(key=b"k", partition=1, where=bool, follow=True, codec=None)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +38,9 @@ def test_arguments_pass_when_each_can_work():
         ({"key": b""}, "at least one"),
         ({"partition": 0}, "from 1 on"),
         ({"where": 7}, "plain function"),
+        ({"where": generator}, "plain function"),
+        ({"where": async_generator}, "plain function"),
+        ({"follow": "no"}, "follow must be True or False"),
     ],
 )
 def test_arguments_are_refused_when_one_cannot_work(wrong, told):

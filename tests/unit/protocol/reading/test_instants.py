@@ -7,9 +7,10 @@ from datetime import UTC, datetime, timedelta, timezone
 import pandas as pd
 import pytest
 
-from keylane import ConfigError, GroupStart, InvalidRequestError, StartAt
+from keylane import Admin, ConfigError, GroupStart, InvalidRequestError, QueueReader, StartAt
 from keylane.protocol.reading.instants import (
     ago_ms,
+    check_unit,
     group_start,
     instant_ms,
     read_instant,
@@ -107,3 +108,38 @@ def test_milliseconds_of_a_time_are_exact_in_every_year(year):
     assert [since_1970_ms(at) - begin_ms for at in times] == list(range(1_000))
     zone = timezone(timedelta(hours=14))
     assert since_1970_ms(datetime(year, 1, 1, 14, tzinfo=zone)) == begin_ms
+
+
+@pytest.mark.parametrize(
+    ("at_ms", "told"),
+    [
+        (1_795_865_291, "is seconds: use 1795865291000"),
+        (1_000_000_000, "is seconds"),
+        (99_999_999_999, "is seconds"),
+        (1_795_865_291_000_000, "micro- or nanoseconds"),
+        (1_795_865_291_000_000_000, "micro- or nanoseconds"),
+    ],
+)
+def test_instant_in_another_unit_than_milliseconds_is_refused(at_ms: int, told: str):
+    with pytest.raises(
+        InvalidRequestError, match=f"at_ms is milliseconds since 1970, and .*{told}"
+    ):
+        check_unit("at_ms", at_ms)
+
+
+@pytest.mark.parametrize("at_ms", [0, 1, 999_999_999, 100_000_000_000, NOW_MS, None, "x", True])
+def test_instant_in_milliseconds_passes(at_ms: object):
+    check_unit("at_ms", at_ms)
+
+
+@pytest.mark.parametrize("at_ms", [1_795_865_291, 1_795_865_291_000_000_000])
+async def test_group_is_neither_reset_nor_made_by_an_instant_in_another_unit(at_ms: int):
+    """Seconds had a group handle all messages again, nanoseconds none of those that were stored."""
+    async with Admin("127.0.0.1:1") as admin:
+        with pytest.raises(InvalidRequestError, match="at_ms is milliseconds since 1970"):
+            await admin.reset_group("orders", "billing", "time", at_ms=at_ms)
+        with pytest.raises(InvalidRequestError, match="at_ms is milliseconds since 1970"):
+            await admin.create_group("orders", "billing", start="time", at_ms=at_ms)
+    async with QueueReader("127.0.0.1:1", subject="ledger") as reader:
+        with pytest.raises(InvalidRequestError, match="at_ms is milliseconds since 1970"):
+            await reader.offset_at(0, at_ms)

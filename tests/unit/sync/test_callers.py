@@ -1,0 +1,176 @@
+"""Clients of `keylane.sync` that are used in wrong ways: by their own callbacks, by what ends a program, with other arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from keylane.protocol.errors import (
+    ClosedError,
+    ConfigError,
+    InvalidRequestError,
+    OtherLoopError,
+)
+from keylane.protocol.message import Message
+from keylane.sync import Consumer, Producer, TakenMessage
+from keylane.sync.loop_thread import LoopThread
+
+META = "127.0.0.1:1"
+
+
+class ThreadedClient:
+    """Has what a client does at its end."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+        self.thread = LoopThread("client", end=self.close)
+
+    async def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.fixture
+def client() -> Iterator[ThreadedClient]:
+    client = ThreadedClient()
+    client.thread.start()
+    yield client
+    client.thread.stop()
+
+
+async def number() -> int:
+    return 7
+
+
+def make_consumer() -> Consumer[bytes]:
+    return Consumer(META, subject="orders", group="billing")
+
+
+def make_producer() -> Producer[bytes]:
+    return Producer(META)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_exit_is_raised_to_the_caller_when_a_codec_raises_it(
+    client: ThreadedClient, error: BaseException
+):
+    """It stopped the event loop: messages that were queued were lost without a word, and each later call raised a RuntimeError."""
+
+    async def encode() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        client.thread.run(encode)
+    assert not client.closed.is_set()
+    assert client.thread.run(number) == 7
+
+
+def test_client_is_closed_when_a_callback_of_its_loop_ends_the_program(
+    client: ThreadedClient, caplog: pytest.LogCaptureFixture
+):
+    async def exit_soon() -> None:
+        asyncio.get_running_loop().call_soon(sys.exit, 3)
+        await asyncio.sleep(60)
+
+    with caplog.at_level(logging.ERROR), pytest.raises(ClosedError):
+        client.thread.run(exit_soon)
+    assert client.closed.wait(10)
+    assert "the client is closed: a callback on its event loop ended" in caplog.text
+    with pytest.raises(ClosedError):
+        client.thread.run(number)
+    client.thread.start()
+    assert client.thread.run(number) == 7
+
+
+def test_stop_is_refused_on_the_thread_itself_and_stops_nothing(client: ThreadedClient):
+    async def stop() -> None:
+        client.thread.stop()
+
+    with pytest.raises(OtherLoopError, match="called on its own event loop"):
+        client.thread.run(stop)
+    assert client.thread.run(number) == 7
+
+
+@pytest.mark.parametrize("make", [make_producer, make_consumer])
+def test_close_is_refused_within_a_callback_and_closes_nothing(make: Callable[[], Any]):
+    """It closed the producer beneath its program: messages that were queued were given up."""
+    client = make()
+    client._thread.start()
+
+    async def callback() -> None:
+        client.close()
+
+    with pytest.raises(OtherLoopError, match="called on its own event loop"):
+        client._thread.run(callback)
+    assert client._thread.state == "open"
+    client._thread.stop()
+
+
+def test_close_with_a_flush_that_is_no_switch_closes_nothing():
+    producer = Producer(META)
+    producer._thread.start()
+    for flush in ("no", 0, None):
+        with pytest.raises(InvalidRequestError, match="flush must be True or False"):
+            producer.close(flush=flush)  # type: ignore[arg-type]  # that is the test
+    assert producer._thread.state == "open"
+    producer._thread.stop()
+
+
+@pytest.mark.parametrize("make", [make_producer, make_consumer])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_client_is_not_copied(make: Callable[[], Any], copied: Callable[[Any], Any]):
+    """A shallow copy had the same thread: the end of one closed the other."""
+    with pytest.raises(InvalidRequestError, match="neither copied nor pickled"):
+        copied(make())
+
+
+async def no_messages() -> AsyncIterator[tuple[bytes, bytes]]:
+    yield b"key", b"value"
+
+
+@pytest.mark.parametrize("messages", [None, 5, no_messages()])
+def test_send_all_refuses_what_it_cannot_iterate(messages: Any):
+    with pytest.raises(InvalidRequestError, match=r"messages are pairs \(key, value\)"):
+        Producer(META).send_all("orders", messages)
+
+
+@pytest.mark.parametrize("messages", [None, 5, "x", b"x", [5], [None], [b"x"]])
+@pytest.mark.parametrize("call", ["ack", "nack"])
+def test_acks_refuse_what_are_no_messages(messages: Any, call: str):
+    consumer = make_consumer()
+    consumer._thread.start()
+    with pytest.raises(InvalidRequestError, match=r"acks a list of messages|acks are of messages"):
+        getattr(consumer, call)(messages)
+    consumer._thread.stop()
+
+
+@pytest.mark.parametrize("name", ["handler", "batch_handler", "threads"])
+def test_consumer_says_where_handlers_are(name: str):
+    given: dict[str, Any] = {name: print}
+    text = (
+        rf"keylane\.sync\.Consumer takes no {name}=: .*for message in consumer.*keylane\.Consumer"
+    )
+    with pytest.raises(ConfigError, match=text):
+        Consumer(META, subject="orders", group="billing", **given)
+
+
+def test_consumer_refuses_a_name_that_no_consumer_has_as_python_does():
+    given: dict[str, Any] = {"handlr": print}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'handlr'"):
+        Consumer(META, subject="orders", group="billing", **given)
+
+
+def test_messages_in_hand_are_equal_as_their_messages_are():
+    message: Message[bytes] = Message(
+        subject="orders", key=b"k", value=b"v", partition_id=1, offset=7, sent_at_ns=0
+    )
+    first, second = TakenMessage(None, message), TakenMessage(None, message)
+    assert first == second
+    assert len({first, second}) == 1
+    assert first != message
