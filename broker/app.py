@@ -221,6 +221,7 @@ async def serving_broker(
         )  # fmt: skip
         cleaning = Cleaning(
             store, files, settings, clock=clock, standing=registration, run_commit=pools.commit, run_read=pools.background,
+            calendar=scheduler.calendar,
         )  # fmt: skip
         service = BrokerService(store, clock=clock, standing=registration)
         peers = Peers(service, opened.identity.broker_group, settings.meta, network)
