@@ -220,8 +220,8 @@ async def serving_broker(
             on_access=lambda news: None if guarding is None else guarding.judge.take_news(news),
         )  # fmt: skip
         cleaning = Cleaning(
-            store, files, settings, clock=clock, standing=registration, run_commit=pools.commit, run_read=pools.background,
-            calendar=scheduler.calendar,
+            store, files, settings, clock=clock, calendar=scheduler.calendar, standing=registration,
+            run_commit=pools.commit, run_read=pools.background,
         )  # fmt: skip
         service = BrokerService(store, clock=clock, standing=registration)
         peers = Peers(service, opened.identity.broker_group, settings.meta, network)

@@ -220,8 +220,7 @@ def _embedded(folder: Path) -> URL:
                 f"cannot use the database {folder / FILE}", operation="open", path=str(folder)
             ) from error
         raise DataFolderError(
-            f"cannot use the database {folder / FILE}: {error}; give a folder this user may write",
-            operation="open",
+            f"cannot use the database {folder / FILE}: {error}", operation="open"
         ) from error
     return URL.create("sqlite+aiosqlite", database=str(folder / FILE))
 
