@@ -219,9 +219,7 @@ async def serving_broker(
             on_fence=lambda token: refuse_old_tokens(store, token),
             on_access=lambda news: None if guarding is None else guarding.judge.take_news(news),
         )  # fmt: skip
-        cleaning = Cleaning(
-            store, files, settings, clock=clock, standing=registration, run_commit=pools.commit, run_read=pools.background,
-        )  # fmt: skip
+        cleaning = _cleaning(opened, files, settings, pools, registration, clock=clock)
         service = BrokerService(store, clock=clock, standing=registration)
         peers = Peers(service, opened.identity.broker_group, settings.meta, network)
         for close in (peers.close, scheduler.close):
@@ -306,6 +304,27 @@ def _guarding(
 
 async def _store_audit(meta: MetaClient, events: list[AuditEvent]) -> None:
     await meta.access(NOTE_AUDIT, NoteAudit(events=events))
+
+
+def _cleaning(
+    opened: _Folder,
+    files: Files,
+    settings: BrokerSettings,
+    pools: Pools,
+    registration: Registration,
+    *,
+    clock: Clock,
+) -> Cleaning:
+    return Cleaning(
+        opened.store,
+        files,
+        settings,
+        clock=clock,
+        run_commit=pools.commit,
+        run_read=pools.background,
+        standing=registration,
+        calendar=opened.scheduler.calendar,
+    )
 
 
 def _control(

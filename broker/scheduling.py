@@ -146,7 +146,7 @@ class Scheduling:
         return ScheduledCanceled(outcome.value), b""
 
     def _check_time(self, deliver_at_ms: int) -> None:
-        now_ms = self._clock.wall_ms()
+        now_ms = self._scheduler.calendar.told_ms()
         if not now_ms - LATE_MS_MAX <= deliver_at_ms <= now_ms + AHEAD_MS_MAX + LATE_MS_MAX:
             raise DeliverAtError(
                 f"deliver_at is {shown(deliver_at_ms)}, and by the broker's calendar it is {shown(now_ms)}",
@@ -195,7 +195,7 @@ class Scheduling:
         if self._scheduler.knows_all(ids):
             known = await self._scheduler.schedule(messages)
         else:
-            check_deliver_at(deliver_at_ms, now_ms=self._clock.wall_ms())
+            check_deliver_at(deliver_at_ms, now_ms=self._scheduler.calendar.told_ms())
             known = await self._keep(subject, messages)
         return ScheduledList(
             receipts=[
@@ -229,7 +229,7 @@ class Scheduling:
         """The next `limit` messages by their times, of all subjects or one."""
         check_params(SCHEDULED, params)
         limit = whole_number(params, "limit", LISTED_DEFAULT, low=1, high=SCHEDULED_LISTED_MAX)
-        now_ms = self._clock.wall_ms()
+        now_ms = self._scheduler.calendar.told_ms()
         count, entries = await self._scheduler.soonest(limit, params.get("subject"))
         drops = await self._drops(entries)
         return ScheduledPage(

@@ -91,13 +91,12 @@ def show_table(table: Table) -> None:
     Where the output is no terminal, lines are not folded; on a terminal that is too narrow for the longest word of each
     column, each row is shown as a list.
     """
-    from rich.console import Console
     from rich.measure import Measurement
     from rich.text import Text
 
-    console = Console()
+    console = _console()
     if not console.is_terminal:
-        console = Console(width=PIPE_WIDTH)
+        console = _console(PIPE_WIDTH)
     unlimited = console.options.update(max_width=PIPE_WIDTH)
     title, table.title = table.title, None  # rich would fold it to the width of the columns
     if title is not None:
@@ -108,11 +107,26 @@ def show_table(table: Table) -> None:
         console.print(table)
 
 
+def _console(width: int | None = None) -> Console:
+    """A console that leaves a closed standard output to `run`: rich would end the command with status 1."""
+    from rich.console import Console
+
+    class PipedConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return PipedConsole(width=width)
+
+
 def _show_as_lists(console: Console, table: Table) -> None:
     """Print each row of a table as lines of a column and its cell."""
     from rich.table import Table
 
     columns = [(column.header, list(column.cells)) for column in table.columns]
+    if len(columns) == 2 and not columns[0][0]:  # its first column names the values
+        for name, value in zip(columns[0][1], columns[1][1], strict=True):
+            console.print(f"{name}: {value}", highlight=False)
+        return
     for row in range(table.row_count):
         lines = Table.grid(padding=(0, 1))
         lines.add_column(no_wrap=True)

@@ -16,7 +16,7 @@ from functools import partial
 
 from ..protocol.clock import Clock
 from ..protocol.control import Grant, Grants
-from ..protocol.errors import ConfigError, KeylaneError, NotSentError, RetryRule
+from ..protocol.errors import ConfigError, KeylaneError, NotSentError, RetryRule, StorageError
 from ..protocol.message import Message
 from ..protocol.offsets import AckedOffsets
 from ..protocol.operations import PartitionHistory, SubjectHistory
@@ -229,7 +229,7 @@ class Broadcast:
                     await self._look_once(holder)
                     troubles.over()
                 except KeylaneError as error:
-                    if error.retry is RetryRule.NEVER:
+                    if error.retry is RetryRule.NEVER and not isinstance(error, StorageError):
                         raise
                     level = troubles.level(error.message)
                     log.log(level, "%s: %s", consumer_name(self._subject, ""), error.message)

@@ -275,8 +275,9 @@ class Membership:
                     self.session = ""
                     holder.session_lost()
                 except KeylaneError as error:
-                    if error.retry is RetryRule.NEVER and not self.session:
-                        raise
+                    lasts = error.retry is RetryRule.NEVER and not isinstance(error, StorageError)
+                    if lasts and not self.session:
+                        raise  # but a disk of the metaserver that fails is mended
                     self._nudged = True
                     self._tell_failure(error)
                     all_failed = self._timeouts.failed()

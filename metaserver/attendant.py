@@ -18,6 +18,7 @@ from .operations.driver import OperationDriver
 from .removals.service import RemovalService
 from .settings import MetaserverSettings
 from .sql.database import Database
+from .troubles import Troubles
 
 log = logging.getLogger("keylane.metaserver")
 
@@ -53,6 +54,9 @@ class Attendant:
         self._remove = removals.run_once
         self._removals_wanted = asyncio.Event()
         self._quick_wanted = [asyncio.Event() for _ in quick_duties]
+        self._troubles = Troubles()
+        self._silent_since_s: float | None = None
+        """Since when no round was answered by the database."""
         self._creations = False
         """Whether the last round saw a creation that was not finished."""
 
@@ -90,8 +94,14 @@ class Attendant:
             if due.operations:
                 await self._operations.resume()
         except KeylaneError as error:
-            _warn(error)
+            self._warn(error)
+            if self._silent_since_s is None and isinstance(error, StorageError):
+                self._silent_since_s = asyncio.get_running_loop().time()
             return poll_ms
+        if self._silent_since_s is not None:
+            silent_s = asyncio.get_running_loop().time() - self._silent_since_s
+            log.warning("the database answers again, after %d s", silent_s)
+            self._silent_since_s = None
         next_ms = poll_ms if due.next_expiry_ms is None else due.next_expiry_ms + 1
         return max(1, min(poll_ms, next_ms))
 
@@ -108,12 +118,12 @@ class Attendant:
             try:
                 await self._catalogue.repair()
             except KeylaneError as error:
-                _warn(error)
+                self._warn(error)
 
     async def _run_duty_loop(self, duty: Callable[[], Awaitable[object]]) -> None:
         while True:
             await asyncio.sleep(self._settings.expire_ms / 1000)
-            await _run(duty)
+            await self._run(duty)
 
     async def _run_quick_loop(
         self, duty: Callable[[], Awaitable[object]], wanted: asyncio.Event
@@ -121,16 +131,19 @@ class Attendant:
         while True:
             await wanted.wait()
             wanted.clear()
-            await _run(duty)
+            await self._run(duty)
 
+    async def _run(self, duty: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await duty()
+        except KeylaneError as error:
+            self._warn(error)
 
-async def _run(duty: Callable[[], Awaitable[object]]) -> None:
-    try:
-        await duty()
-    except KeylaneError as error:
-        _warn(error)
-
-
-def _warn(error: KeylaneError) -> None:
-    prefix = "the database does not answer" if isinstance(error, StorageError) else "will try again"
-    log.warning("%s: %s", prefix, error.message)
+    def _warn(self, error: KeylaneError) -> None:
+        if self._troubles.is_told(error.message, asyncio.get_running_loop().time()):
+            said = (
+                "the database does not answer"
+                if isinstance(error, StorageError)
+                else "will try again"
+            )
+            log.warning("%s: %s", said, error.message)

@@ -19,6 +19,7 @@ from ..protocol.membership.versions import OWN, VERSION, check_member, holding_b
 from .cluster.members import ClusterState, leave, note_metaserver, read_cluster, renew_metaserver
 from .sql.cluster_facts import check_cluster
 from .sql.database import Database
+from .troubles import Troubles
 
 log = logging.getLogger("keylane.metaserver")
 
@@ -96,12 +97,14 @@ class ClusterMember:
             await self._leave()
 
     async def _run(self, address: str) -> None:
+        troubles = Troubles()
         while True:
             await asyncio.sleep(BEAT_S)
             try:
                 await self.beat(address)
             except KeylaneError as error:
-                log.warning("cannot note this metaserver: %s", error.message)
+                if troubles.is_told(error.message, asyncio.get_running_loop().time()):
+                    log.warning("cannot note this metaserver: %s", error.message)
 
     async def _leave(self) -> None:
         try:

@@ -283,7 +283,8 @@ def prepare_folder(data: Path) -> Path:
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise DataFolderError(f"cannot use {data} as data folder: {error}", path=data) from error
+        why = "it is no folder" if isinstance(error, FileExistsError) else error.strerror
+        raise DataFolderError(f"cannot use {data} as data folder: {why}", path=data) from error
     return data
 
 

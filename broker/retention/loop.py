@@ -12,7 +12,7 @@ Invariants
     rows of a hidden subject so stay until it is published.
     Messages that a job holds stay, whatever the subject's retention.
     Segments are removed only when a metaserver has accepted a report of this opening and does not refuse the folder.
-    A calendar that is set forward at once makes nothing old for a day: `calendar.py`.
+    A calendar that is set forward at once makes nothing old for a day: `../calendar.py`.
     The index forgets last.  After a crash in between, a start corrects it by the beginning of the log.
     After partitions were dropped, the oldest segments without a message of a hosted partition go at any age.
     The loop never keeps the event loop for long; blocking work is done in slices between commits.
@@ -32,6 +32,7 @@ from ...protocol.errors import BrokerReadOnlyError, CorruptIndexError, KeylaneEr
 from ...protocol.limits import UNTOLD_MAX
 from ...protocol.record import Kind
 from ...protocol.text import counted
+from ..calendar import Calendar
 from ..partition.partition import HostedPartition
 from ..settings import BrokerSettings
 from ..standing import Standing
@@ -40,7 +41,6 @@ from ..storage.log.headers import segment_headers
 from ..storage.reserve import Reserve
 from ..store.group_commit import RunBlocking
 from ..store.store import Store
-from .calendar import Calendar
 from .disk_notes import DiskNotes
 from .policy import (
     DiskUse,
@@ -79,8 +79,9 @@ class Cleaning:
         run_commit: RunBlocking,
         run_read: RunBlocking,
         standing: Standing | None = None,
+        calendar: Calendar | None = None,
     ) -> None:
-        """`standing` keeps every segment until a metaserver has accepted this broker's report; None: no metaserver."""
+        """`standing` keeps every segment until a metaserver has accepted this broker's report; None: no metaserver.  `calendar` may be shared."""
         self._store = store
         self._standing = standing
         self._queues = store.queues
@@ -89,7 +90,7 @@ class Cleaning:
         self._reserve = Reserve(files)
         self._forgotten = store.log.first_position
         """The log position up to which the index has forgotten the log."""
-        self._calendar = Calendar(clock)
+        self._calendar = calendar or Calendar(clock)
         self._notes = DiskNotes(clock)
         self.adopt(settings)
         self._dropped_version = -1 if store.state.dropped else 0
@@ -178,10 +179,7 @@ class Cleaning:
         if self._store.log.leaving:
             await self._run_commit(self._store.log.finish_drop)
         end = self._store.log.end
-        held = self._calendar.problem
         now_ms = self._calendar.now_ms()
-        if not held and self._calendar.problem:
-            log.warning("retention: %s", self._calendar.problem)
         wanted = wanted_position(segments, self._limits, disk, end=end, now_ms=now_ms)
         in_time = wanted_position(segments, self._limits, NO_DISK, end=end, now_ms=now_ms)
         await self._run_read(self._reserve.keep)

@@ -5,8 +5,8 @@
 What waits for the disk is written as one frame with one sync.  A delivery is a batch of due messages of one subject:
 its idempotency key is durable before it is stored, so a repeat after a crash is stored once.
 
-Times are those of the calendar.  A calendar that is set forward is noticed within POLL_MS; one that is set back delays
-messages that are not due any more.
+Times are those of the calendar.  One that is set forward a little is noticed within POLL_MS, one that is set forward by
+hours is not believed at once (`../calendar.py`), one that is set back delays messages that are not due any more.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from ...protocol.errors import (
 from ...protocol.http.posted import PostedMessage
 from ...protocol.scheduled.receipt import CancelOutcome
 from ...protocol.text import LISTED_MAX, counted, listed
+from ..calendar import Calendar
 from ..standing import Standing
 from ..storage.files import Files
 from ..store.group_commit import RunBlocking
@@ -80,13 +81,13 @@ class Scheduler:
         bytes_max: int,
     ) -> None:
         """
-        Args:
-            rng: for idempotency keys and pauses; it must give no number a second time after a restart.
-            run_blocking: runs one function at a time, in the order of the calls.
+        `rng` is for idempotency keys and pauses, and gives no number a second time after a restart.  `run_blocking` runs
+        one function at a time, in the order of the calls.
         """
         self._journal = journal
         self._agenda = agenda
         self._clock = clock
+        self.calendar = Calendar(clock)
         self._rng = rng
         self._run_blocking = run_blocking
         self._broker_group = broker_group
@@ -109,10 +110,8 @@ class Scheduler:
         self._cleaner: asyncio.Task[None] | None = None
         self.limits: Callable[[], Mapping[str, int]] = dict
         """Subject or pattern → bytes that all such subjects may have together."""
-        self.delivered = 0
-        """Messages delivered since the start."""
-        self.dropped = 0
-        """Messages dropped since the start."""
+        self.delivered = self.dropped = 0
+        """Messages delivered, and dropped, since the start."""
 
     @classmethod
     def open(
@@ -161,6 +160,7 @@ class Scheduler:
             "delivered": self.delivered,
             "dropped": self.dropped,
             "problem": self.problem,
+            "calendar": self.calendar.problem,
             "late": dict(list(self._problems.items())[:10]),
         }
 
@@ -345,7 +345,7 @@ class Scheduler:
             self._start(self._resume(delivery, target, standing))
         while True:
             self._wake.clear()
-            now_ms, boot_ms = self._clock.wall_ms(), self._clock.boot_ms()
+            now_ms, boot_ms = self.calendar.now_ms(), self._clock.boot_ms()
             for batch in self._agenda.take(now_ms, boot_ms):
                 self._start(self._deliver(batch, target, standing))
             due_ms, again_ms = self._agenda.next_due_ms, self._agenda.next_try_ms

@@ -69,9 +69,11 @@ def read_identity(files: Files) -> FolderIdentity:
         DataFolderError: the folder is not a broker's, of a newer format, or unreadable.
     """
     if files.size(PATH) is None:
-        raise DataFolderError(
+        foreign = DataFolderError(
             f"{files.name()} is not a broker's data folder: it has no {PATH}", path=files.name()
         )
+        foreign.hint = "Name the folder that the broker was started with, by --data."
+        raise foreign
     try:
         identity = msgspec.json.decode(files.pread(PATH, 0, 1 << 16), type=FolderIdentity)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

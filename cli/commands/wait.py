@@ -67,14 +67,12 @@ async def _available(admin: Admin, count: int) -> list[str]:
         broker.broker_group for broker in brokers if broker.available and broker.writable
     )
     if len(names) < count:
-        groups = "broker group is" if len(names) == 1 else "broker groups are"
+        groups = counted(count, "broker group is", "broker groups are")
         lack = [
             f"{view.broker_group} {view.state}"
             for view in brokers
             if view.broker_group not in names
         ]
         others = f"; {listed(lack)}" if lack else ""
-        raise NotEnoughBrokersError(
-            f"{len(names)} of {count} {groups} available: {listed(names)}{others}"
-        )
+        raise NotEnoughBrokersError(f"{len(names)} of {groups} available: {listed(names)}{others}")
     return names

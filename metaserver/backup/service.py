@@ -43,7 +43,9 @@ async def backup_database(
         OtherClusterError, UpgradeSkippedError, MemberTooOldError, StorageError
     """
     if settings.database_url is None and not (settings.data / FILE).exists():
-        raise DataFolderError(f"{settings.data} has no {FILE}", path=settings.data)
+        missing = DataFolderError(f"{settings.data} has no {FILE}", path=settings.data)
+        missing.hint = "Name the data folder of the metaserver: --data DIR"
+        raise missing
     opening = open_database(
         folder=settings.data, url=settings.database_url, clock=SystemClock(), boot=machine_boot(),
         broker_ttl_ms=settings.broker_ttl_ms, cluster=settings.cluster, before=check_revision,

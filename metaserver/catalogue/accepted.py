@@ -81,7 +81,7 @@ def accept_folder(connection: Connection, broker_group: str, ask: AcceptFolder) 
     if len(copies) != 1:
         addresses = ", ".join(copy.address for copy in copies) or "none"
         raise InvalidRequestError(
-            f"of the refused copies of {broker_group!r}'s data folder exactly one can be accepted; "
+            f"of the refused copies of the data folder of {broker_group!r} exactly one can be accepted; "
             f"these report themselves: {addresses}",
             copies=len(copies),
         )
@@ -147,7 +147,7 @@ def check_complete(
             lacking += [] if ends else [f"{partition_id} (sealed since, at {end_offset})"]
     if lacking:
         raise InvalidRequestError(
-            f"the copy of {broker_group!r}'s data folder is from before a change of partitions: it lacks "
+            f"the copy of the data folder of {broker_group!r} is from before a change of partitions: it lacks "
             f"{listed(lacking)}; stop it, and give the disk up: keylane broker evacuate {broker_group} --accept-loss",
             partitions=len(lacking),
         )

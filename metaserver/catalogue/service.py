@@ -216,12 +216,14 @@ class Catalogue:
         if opening and opening == report.opening:
             return  # the same broker under another name of its host
         if there == report.broker_id:
-            raise BrokerGroupTakenError(
+            copy = BrokerGroupTakenError(
                 f"the data folder of broker group {report.broker_group!r} is in use at {known.address} "
                 f"too: the one at {report.address} is a copy",
                 broker_group=report.broker_group,
                 address=known.address,
             )
+            copy.hint = "Stop this broker: the folder is in use elsewhere"  # nothing is lost
+            raise copy
 
     async def _is_past(self, report: BrokerHeartbeat) -> bool:
         """

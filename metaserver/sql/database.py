@@ -43,6 +43,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 log = logging.getLogger("keylane.metaserver")
 FILE = "meta.db"
+BROKER_FILE = "identity.json"
+"""In the data folder of a broker."""
 OWN_SUFFIXES = ("", "-wal", "-shm", "-journal")
 PRIVATE_MODE, PRIVATE_FOLDER_MODE = 0o600, 0o700
 READERS = 2
@@ -212,6 +214,10 @@ async def open_database(
 
 def _embedded(folder: Path) -> URL:
     """Return the URL of the embedded database; tried here, because the driver's thread outlives a failure."""
+    if (folder / BROKER_FILE).exists() and not (folder / FILE).exists():
+        raise DataFolderError(
+            f"{folder} is a broker's data folder: it has {BROKER_FILE}", path=str(folder)
+        )
     try:
         sqlite3.connect(folder / FILE).close()
     except sqlite3.Error as error:
@@ -220,8 +226,7 @@ def _embedded(folder: Path) -> URL:
                 f"cannot use the database {folder / FILE}", operation="open", path=str(folder)
             ) from error
         raise DataFolderError(
-            f"cannot use the database {folder / FILE}: {error}; give a folder this user may write",
-            operation="open",
+            f"cannot use the database {folder / FILE}: {error}", operation="open"
         ) from error
     return URL.create("sqlite+aiosqlite", database=str(folder / FILE))
 

@@ -102,12 +102,12 @@ def storage_error(error: Exception, url: URL) -> StorageError:
         return open_files_error(
             f"cannot use the database {where}", operation="open", path=url.database or ""
         )
-    if "unable to open" in said or "readonly" in said or "not a database" in said:
-        return DataFolderError(
-            f"cannot use the database {where}: {said}; give a folder this user may write, "
-            "or move the file away",
-            operation="open",
-        )
+    if "not a database" in said:
+        damaged = DataFolderError(f"cannot use the database {where}: {said}", operation="open")
+        damaged.hint = "Restore it in a new folder (keylane meta restore), or make it anew from the brokers (keylane meta rebuild)."
+        return damaged
+    if "unable to open" in said or "readonly" in said:
+        return DataFolderError(f"cannot use the database {where}: {said}", operation="open")
     if "locked" in said:
         return StorageError(
             f"the database {where} is locked by another program; end that program, or wait",

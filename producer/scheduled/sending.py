@@ -30,6 +30,7 @@ from ...protocol.errors import (
     QueueFullError,
     RetryRule,
     ScheduleFullError,
+    StorageError,
     UnreachableError,
 )
 from ...protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
@@ -298,6 +299,8 @@ class LaterSending:
             except KeylaneError as error:
                 self._routes.pop(request.subject, None)
                 again = isinstance(error, UnreachableError) or error.retry is not RetryRule.NEVER
+                if not group and isinstance(error, StorageError):
+                    again = True  # the metaserver's disk, which is mended: no broker was asked
                 if not again or isinstance(error, ScheduleFullError):
                     raise
                 group = group or error.details.get("broker_group", "")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from typing import Any, ClassVar, Generic, TypeVar, overload
 
 
@@ -26,6 +27,10 @@ class RetryRule(enum.StrEnum):
 
 KIND_BY_CODE: dict[int, type[KeylaneError]] = {}
 _PACKAGE = __name__.partition(".")[0]
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+"""A name that a shell takes as it is."""
+_OF_A_SUBJECT = re.compile(r"(keylane subject (?:create|describe|operations|queues|grow)) NAME\b")
+"""Commands of hints, for the subject that the error is about."""
 _PARTS = frozenset({"details", "fate", "hint"})
 """Attributes that `_rebuild` sets; the others are notes, and what a program has set."""
 
@@ -90,6 +95,9 @@ class KeylaneError(Exception):
         if details and not message:
             text += " (" + ", ".join(f"{name}={value}" for name, value in details.items()) + ")"
         super().__init__(text)
+        subject = details.get("subject")
+        if " NAME" in self.hint and isinstance(subject, str) and _PLAIN.fullmatch(subject):
+            self.hint = _OF_A_SUBJECT.sub(rf"\1 {subject}", self.hint)
 
     @property
     def message(self) -> str:

@@ -254,7 +254,7 @@ class DataFolderError(StorageError):
 
     code = 1304
     summary = "the data folder cannot be used"
-    hint = "Give a folder this user may write, used by one broker only."
+    hint = "Give a folder that this user may write, on a disk that is not mounted read only, and that no other server uses."
     broker_group = Detail(str)
 
 

@@ -35,13 +35,32 @@ async def show_health(address: str, output: OutputFormat) -> None:
         show_json(health)
     else:
         title = "takes writes" if health.ready else f"not ready: {health.reason}"
-        rows = [
-            (name.replace("_", " "), shown_value(value))
-            for name, value in sorted(health.details.items())
-        ]
-        show_table(make_table(f"broker at {address}: {title}", ("", "now#"), rows))
+        rows = health_rows(health.details)
+        show_table(make_table(f"broker at {address}: {title}", ("", "now"), rows))
     if not health.ready:
         raise typer.Exit(1)
+
+
+def health_rows(details: Mapping[str, object]) -> list[tuple[str, str | None]]:
+    """The rows of a table: one for each value, also of those that are together under a name, and one for each of a list."""
+    rows: list[tuple[str, str | None]] = []
+    for name, value in sorted(details.items()):
+        label = name.replace("_", " ")
+        if isinstance(value, Mapping) and value:
+            for part, each in value.items():
+                known = TIMES.get(str(part))
+                rows.append((f"{label}: {known or str(part).replace('_', ' ')}", _cell(part, each)))
+        elif isinstance(value, list | tuple) and value:
+            rows += [(label, shown_value(each)) for each in value]
+        else:
+            rows.append((label, shown_value(value)))
+    return rows
+
+
+def _cell(name: object, value: object) -> str | None:
+    if name in TIMES and isinstance(value, int):
+        return shown(value)
+    return shown_value(value) or None
 
 
 def shown_value(value: object) -> str | None:

@@ -85,7 +85,7 @@ def _silence_line(described: GroupDescription) -> str:
     had = sum(1 for part in described.partitions if part.token)
     leases = f"; its last leases, of {counted(had, 'partition')}, have ended" if had else ""
     return (
-        f"no consumer is heard{since}{leases}: none runs, or those that run send no heartbeats, "
+        f"no consumer is heard{since}{leases}: all have left or ended, or those that run send no heartbeats, "
         "as where a handler blocks the event loop"
     )
 

@@ -13,7 +13,7 @@ import pytest
 
 from keylane.broker.storage import files as files_module
 from keylane.broker.storage.files import Files, RealFiles, replace_file
-from keylane.broker.storage.identity import claim_folder
+from keylane.broker.storage.identity import claim_folder, read_identity
 from keylane.protocol.errors import DataFolderError, DiskFullError, InvalidNameError, StorageError
 from keylane.testing.machines.disk import SimDisk
 
@@ -217,6 +217,13 @@ def test_folder_with_foreign_files_is_refused(tmp_path):
     assert everything_in(tmp_path) == {"thesis.tex": b"years of work"}
     with pytest.raises(InvalidNameError):
         claimed(tmp_path / "x", group="../g")
+
+
+def test_look_at_a_folder_that_is_no_brokers_advises_to_name_the_right_one():
+    """The advice was to give a folder that the user may write, for `keylane broker verify` and a mistyped name."""
+    with pytest.raises(DataFolderError, match="is not a broker's data folder") as refused:
+        read_identity(SimDisk())
+    assert "Name the folder that the broker was started with" in refused.value.hint
 
 
 def test_second_broker_is_refused_while_the_folder_is_locked(tmp_path):

@@ -78,10 +78,21 @@ class KnownSubjects:
         return await self.newest_route(subject)
 
 
+class BelievedCalendar:
+    """One that is believed whatever the machine's is."""
+
+    def __init__(self) -> None:
+        self.now_ms = NOW_MS
+
+    def told_ms(self) -> int:
+        return self.now_ms
+
+
 class RecordedMessages:
     """Records what is to be kept and canceled."""
 
-    def __init__(self) -> None:
+    def __init__(self, calendar: BelievedCalendar) -> None:
+        self.calendar = calendar
         self.kept: list[Waits] = []
         self.canceled: list[bytes] = []
         self.entries: list[ScheduledEntry] = []
@@ -109,13 +120,13 @@ class SchedulingCalls:
     """The calls of a broker at NOW_MS."""
 
     def __init__(self) -> None:
-        self.messages = RecordedMessages()
+        self.calendar = BelievedCalendar()
+        self.messages = RecordedMessages(self.calendar)
         self.read_only = False
-        self.now_ms = NOW_MS
         self._drawn = 0
         self.subjects = KnownSubjects()
         clock = ManualClock()
-        clock.wall_ms = lambda: self.now_ms
+        clock.wall_ms = self.calendar.told_ms
         self.scheduling = Scheduling(
             self.messages,
             self.subjects,
@@ -305,7 +316,7 @@ async def test_repeated_post_is_a_duplicate_when_its_time_has_passed():
     calls = SchedulingCalls()
     given = {"subject": "s", "deliver_at": f"{NOW_MS + 1}", IDEMPOTENCY_KEY: "k"}
     await calls.scheduling.post(b"v", given)
-    calls.now_ms, calls.read_only = NOW_MS + 2 * LATE_MS_MAX, True
+    calls.calendar.now_ms, calls.read_only = NOW_MS + 2 * LATE_MS_MAX, True
     answer = await calls.scheduling.post(b"v", given)
     assert [receipt.duplicate for receipt in answer.receipts] == [True]
     with pytest.raises(DeliverAtError, match="has passed"):
@@ -315,7 +326,7 @@ async def test_repeated_post_is_a_duplicate_when_its_time_has_passed():
 async def test_repeated_frame_is_kept_when_its_time_has_passed():
     calls = SchedulingCalls()
     first = await calls.frame()
-    calls.now_ms, calls.read_only = NOW_MS + 2 * LATE_MS_MAX, True
+    calls.calendar.now_ms, calls.read_only = NOW_MS + 2 * LATE_MS_MAX, True
     assert await calls.frame() == first
     with pytest.raises(DeliverAtError):
         await calls.frame(number=bytes(16))

@@ -140,3 +140,43 @@ def test_help_shows_one_error_when_the_disk_of_the_output_is_full(arguments: lis
     assert ran.returncode == 1
     assert ran.stderr.startswith("keylane: the output cannot be written: No space left on device")
     assert "Traceback" not in ran.stderr
+
+
+def test_table_of_named_values_is_a_line_each_when_the_terminal_is_too_narrow(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Each name had a line of its own, and each value the word of its column before it."""
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    show_table(make_table("broker", ("", "now"), [("broker id", "a" * 32), ("commits", 4)]))
+    told = "".join(capsys.readouterr().out.split())
+    assert told.endswith(f"brokerid:{'a' * 32}commits:4")
+    assert "now" not in told
+
+
+@pytest.mark.parametrize("command", ["table", "line"])
+def test_status_is_0_when_the_reader_of_the_output_is_gone(command: str):
+    """`keylane subject list | head -1` ended with 1 where it showed a table, by a console's own way."""
+    code = f"""
+import sys
+from keylane.cli.options import OutputFormat
+from keylane.cli.screen import make_table, run, show_line, show_table
+import typer
+async def work():
+    sys.stdin.read()
+    for _ in range(3):
+        show_table(make_table("t", ("a",), [("b",)])) if {command == "table"} else show_line("b")
+try:
+    run(OutputFormat.TABLE, work())
+except typer.Exit as end:
+    sys.exit(end.exit_code)
+"""
+    program = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert program.stdout is not None
+    program.stdout.close()
+    program.stdout = None
+    program.communicate(b"", timeout=60)
+    assert program.returncode == 0

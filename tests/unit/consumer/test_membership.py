@@ -19,6 +19,7 @@ from keylane.protocol.errors import (
     InstanceTakenError,
     OutcomeUnknownError,
     SessionUnknownError,
+    StorageError,
     UnauthenticatedError,
     UnreachableError,
 )
@@ -203,6 +204,30 @@ async def test_failed_heartbeats_and_the_end_of_a_session_name_subject_and_group
         "consumer of s in group g: heartbeat: no answer",
         "consumer of s in group g lost its session: it was silent",
     ]
+
+
+class DiskErrorMeta(FailingMeta):
+    """Its disk fails while a consumer whose session has ended joins again, twice; it is mended then."""
+
+    joins = 0
+
+    async def join(self, body):
+        self.joins += 1
+        if self.joins in {2, 3}:
+            raise StorageError("the database answered: disk I/O error")
+        return await super().join(body)
+
+
+async def test_consumer_joins_again_when_the_disk_of_the_metaserver_is_mended():
+    """It ended with the StorageError, and a fleet whose ttl passed meanwhile with it."""
+    clock, holder = ManualClock(), LosingHolder()
+    meta = DiskErrorMeta(clock, 1, 2)
+    membership = membership_with(meta, clock)
+    await membership.start(holder)
+    await eventually(lambda: not meta.versions or holder.error is not None)
+    await membership.stop()
+    assert holder.error is None
+    assert meta.joins == 4
 
 
 async def test_consumer_ends_when_a_later_process_has_its_instance():

@@ -65,7 +65,7 @@ async def attending(
 async def test_failed_work_is_logged_and_retried(
     tmp_path: Path, error: type[KeylaneError], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A KeylaneError of a duty is logged and the duty called again; the other work continues."""
+    """A KeylaneError of a duty is logged, not each time, and the duty called again; the other work continues."""
     failed: list[int] = []
     done: list[int] = []
 
@@ -80,7 +80,9 @@ async def test_failed_work_is_logged_and_retried(
         while len(failed) < 3 or len(done) < 4:
             await asyncio.sleep(0.01)
             assert not task.done()
-    assert caplog.text.count("the reason") >= 3
+    assert caplog.text.count("the reason") == 1, (
+        "it is told again after 10 s, then ever more seldom"
+    )
 
 
 async def test_bug_in_periodic_work_ends_the_run(
@@ -148,3 +150,23 @@ async def test_creations_are_repaired_when_a_round_has_seen_one(
         while not repaired:
             await asyncio.sleep(0.01)
     assert repaired[0] > 50
+
+
+async def test_database_that_answers_again_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While it does not, each round fails, twice a second; the log has one line of that at first."""
+    rounds: list[int] = []
+
+    def fails_at_first(connection: Connection) -> DueWork:
+        rounds.append(1)
+        if len(rounds) < 20:
+            raise StorageError("disk I/O error")
+        return due_work(connection)
+
+    monkeypatch.setattr(attendant_module, "due_work", fails_at_first)
+    async with attending(tmp_path, []), asyncio.timeout(30):
+        while len(rounds) < 30:
+            await asyncio.sleep(0.01)
+    assert caplog.text.count("the database does not answer: disk I/O error") == 1
+    assert caplog.text.count("the database answers again, after 0 s") == 1

@@ -127,3 +127,11 @@ def test_warning_is_given_when_a_flag_has_a_password(url, warned):
     warning = warning_about_flags({"database_url": url, "data": "d"})
     assert bool(warning) is warned
     assert "secret" not in warning
+
+
+def test_data_folder_that_is_a_file_is_refused_in_words(tmp_path: Path) -> None:
+    """It said `[Errno 17] File exists`."""
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(DataFolderError, match="as data folder: it is no folder"):
+        prepare_folder(file)

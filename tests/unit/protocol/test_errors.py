@@ -16,6 +16,7 @@ from keylane.protocol.errors import (
     Fate,
     FencedError,
     FlushFailedError,
+    GroupUnknownError,
     InvalidRequestError,
     KeylaneError,
     NotSentError,
@@ -23,6 +24,7 @@ from keylane.protocol.errors import (
     RetryRule,
     StaleRouteError,
     SubjectDeletedError,
+    SubjectUnknownError,
     error_from_wire,
 )
 from keylane.protocol.frames import (
@@ -254,3 +256,17 @@ def test_error_keeps_its_notes_and_what_a_program_has_set(way):
     assert carried.__notes__ == ["order 7"]
     assert carried.seen_by == "till-3"
     assert (str(carried), carried.details, carried.fate) == (str(error), error.details, error.fate)
+
+
+@pytest.mark.parametrize(
+    ("subject", "command"),
+    [
+        ("orders", "keylane subject create orders makes one"),
+        ("a b; c", "keylane subject create NAME makes one"),
+    ],
+)
+def test_hint_names_the_subject_when_it_is_a_name(subject, command):
+    """A command of a hint is copied into a shell."""
+    assert command in SubjectUnknownError(subject=subject).hint
+    assert "subject create NAME" in SubjectUnknownError("no detail").hint
+    assert "create SUBJECT NAME" in GroupUnknownError(subject=subject, group="g").hint

@@ -492,3 +492,26 @@ async def test_message_that_waits_for_its_next_try_is_stored_soon_when_the_calen
         clock.ahead_ms = 0
         await until(lambda: scheduler.view()["count"] == 0)
     assert subjects.values == [b"a"]
+
+
+@pytest.mark.parametrize("ending", ["set right", "believed"])
+async def test_message_is_not_due_early_when_the_calendar_is_set_forward_by_hours(
+    ending: str, caplog: pytest.LogCaptureFixture
+):
+    """Nothing takes an early delivery back.  An operator's word, or a day, has the calendar believed."""
+    clock, subjects = SteppedClock(), ScriptedSubjects()
+    scheduler = open_scheduler(SimDisk(), clock=clock)
+    async with running(scheduler, subjects):
+        await scheduler.schedule([message(b"later", 3_600_000), message(b"soon", 200)])
+        clock.ahead_ms = 30 * 24 * 3_600_000
+        await until(lambda: subjects.values == [b"soon"])
+        assert scheduler.view()["count"] == 1
+        assert "set forward by 720.0 hours" in str(scheduler.view()["calendar"])
+        assert caplog.text.count("set forward by 720.0 hours") == 1
+        if ending == "believed":
+            scheduler.calendar.believe()
+            await until(lambda: scheduler.view()["count"] == 0)
+        else:
+            clock.ahead_ms = 0
+            await until(lambda: scheduler.view()["calendar"] == "")
+            assert scheduler.view()["count"] == 1

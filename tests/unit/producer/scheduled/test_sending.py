@@ -34,6 +34,7 @@ from keylane.protocol.errors import (
     OutcomeUnknownError,
     QueueFullError,
     ScheduleFullError,
+    StorageError,
 )
 from keylane.protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
@@ -189,6 +190,24 @@ async def test_refusal_is_reported_with_its_fate(refusal):
     with pytest.raises(type(refusal)) as error:
         await send(ScriptedBrokers(OutcomeUnknownError(), refusal).sending())
     assert error.value.fate is Fate.UNKNOWN, "the first try may have been kept, and delivered"
+
+
+async def test_message_waits_when_the_disk_of_the_metaserver_fails(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """As one without a time does; no broker was asked yet."""
+    brokers = ScriptedBrokers()
+    answer, failures = brokers.route_to_send, [StorageError("disk I/O error")] * 2
+
+    async def fails_twice(subject: str, *, order_strategy: object = None) -> Route:
+        if failures:
+            raise failures.pop()
+        return await answer(subject)
+
+    monkeypatch.setattr(brokers, "route_to_send", fails_twice)
+    sending = brokers.sending()
+    assert (await send(sending)).broker_group in GROUPS
+    assert not failures
 
 
 async def test_message_is_given_up_after_its_time_out():

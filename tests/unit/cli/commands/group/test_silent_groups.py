@@ -25,9 +25,13 @@ GROUP = GroupDescription(
 @pytest.mark.parametrize(
     ("silent_ms", "tokens", "told"),
     [
-        (None, (), "no consumer is heard: none runs, or"),
-        (7_900, (), "no consumer is heard for 7 s or more: none runs, or"),
-        (None, (0, 5), "no consumer is heard; its last leases, of 1 partition, have ended: none"),
+        (None, (), "no consumer is heard: all have left or ended, or"),
+        (7_900, (), "no consumer is heard for 7 s or more: all have left or ended, or"),
+        (
+            None,
+            (0, 5),
+            "no consumer is heard; its last leases, of 1 partition, have ended: all have left or",
+        ),
     ],
 )
 def test_silence_is_told_with_what_is_known_when_no_consumer_is_heard(silent_ms, tokens, told):

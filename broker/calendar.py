@@ -1,23 +1,28 @@
-"""How far retention believes the calendar: one that is set forward at once makes nothing old before HOLD_MS have passed.
+"""How far a broker believes the calendar: one that is set forward at once makes nothing old or due before HOLD_MS have passed.
 
     calendar agrees with the boot clock, is set back, or is set forward a little    believed
     set forward by more than FORWARD_MS between two looks                           the calendar of before goes on, held
     held, and the calendar is right again, within FORWARD_MS                        believed
     held for HOLD_MS by the boot clock, or an operator says so                      believed
 
-Where a calendar was wrong for a moment, messages that no group needs yet are still there afterwards.
+Where a calendar was wrong for a moment, messages that no group needs yet are still there afterwards, and scheduled
+messages are delivered at their times.
 """
 
 from __future__ import annotations
 
-from ...protocol.clock import Clock
+import logging
+
+from ..protocol.clock import Clock
+
+log = logging.getLogger("keylane.broker")
 
 FORWARD_MS = 2 * 3_600_000
 HOLD_MS = 24 * 3_600_000
 
 
 class Calendar:
-    """The calendar that ages are judged by, from the one that was right when this was made."""
+    """The calendar that ages and times are judged by, from the one that was right when this was made."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -31,16 +36,17 @@ class Calendar:
         self._held_at_ms = None
 
     def now_ms(self) -> int:
-        """The time to judge ages by, in milliseconds since 1970; a look at the calendar, and to be taken at every check."""
+        """The time to judge by, in milliseconds since 1970; a look at the calendar, and to be taken at every check."""
         judged_ms, believed = self._judge()
         if believed:
             self.believe()
         elif self._held_at_ms is None:
             self._held_at_ms = self._clock.boot_ms()
+            log.warning("%s", self.problem)
         return judged_ms
 
     def told_ms(self) -> int:
-        """The time that ages are judged by, as `now_ms`, but no look: nothing changes by it."""
+        """The time to judge by, as `now_ms`, but no look: nothing changes by it."""
         return self._judge()[0]
 
     def _judge(self) -> tuple[int, bool]:
@@ -54,7 +60,7 @@ class Calendar:
 
     @property
     def problem(self) -> str:
-        """Why ages are judged by another time; "" if they are not.  As the last look found it."""
+        """Why another time counts; "" if they are not.  As the last look found it."""
         if self._held_at_ms is None:
             return ""
         boot_ms = self._clock.boot_ms()
@@ -62,5 +68,5 @@ class Calendar:
         left_ms = max(self._held_at_ms + HOLD_MS - boot_ms, 0)
         return (
             f"the calendar was set forward by {forward_ms / 3_600_000:.1f} hours: for {left_ms / 3_600_000:.1f} more hours "
-            "ages are counted as if it was not; set it right, or send the broker SIGHUP if it is"
+            "ages, and times of scheduled messages, are counted as if it was not; set it right, or send the broker SIGHUP if it is"
         )

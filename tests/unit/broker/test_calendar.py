@@ -1,8 +1,8 @@
-"""The calendar that retention judges ages by, where the one of the machine is set."""
+"""The calendar that a broker judges ages and times by, where the one of the machine is set."""
 
 from __future__ import annotations
 
-from keylane.broker.retention.calendar import FORWARD_MS, HOLD_MS, Calendar
+from keylane.broker.calendar import FORWARD_MS, HOLD_MS, Calendar
 from sim.machines.clock import ManualClock
 
 YEAR_MS = 365 * 24 * 3_600_000
