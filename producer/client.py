@@ -321,12 +321,19 @@ class Producer(Sending[V], Generic[V]):
             ForkedError, OtherLoopError: the producer is open in another process or event loop.
         """
         self._home.check_not_elsewhere()
-        for sender in self._senders.values():
-            sender.roll()
+        self._roll()
         await self._all_settled()
         error = self._unreported()
         if error is not None:
             raise error
+
+    def _roll(self) -> bool:
+        """Have everything that is queued sent; return whether anything is not settled yet."""
+        for sender in self._senders.values():
+            sender.roll()
+        return self._budget.messages > 0 or (
+            self._scheduled is not None and not self._scheduled.empty
+        )
 
     async def _all_settled(self) -> None:
         await self._budget.wait_until_empty()
@@ -392,9 +399,8 @@ class Producer(Sending[V], Generic[V]):
         try:
             if flush:
                 async with asyncio.timeout(self._settings.close_timeout_ms / 1000):
-                    for sender in self._senders.values():
-                        sender.roll()
-                    await self._all_settled()
+                    while self._roll():  # other tasks may send while it waits
+                        await self._all_settled()
         except TimeoutError:
             pass
         except BaseException:
@@ -403,7 +409,9 @@ class Producer(Sending[V], Generic[V]):
         finally:
             self._open = False
             if self._ending is None:
-                self._ending = start_ending(self._end(), name="closing")
+                # Taken out here: a task that runs before the one of the ending is refused, and queues nothing more.
+                senders = [*self._take_senders().values()]
+                self._ending = start_ending(self._end(senders), name="closing")
             try:
                 await asyncio.shield(self._ending)
             except asyncio.CancelledError:
@@ -421,9 +429,8 @@ class Producer(Sending[V], Generic[V]):
         if error is not None:
             log.warning("%s: %s", why, error.message)
 
-    async def _end(self) -> None:
-        """Give up the messages that are left.  A task of its own, so that a cancelled `close` does not stop it; nor does the event loop's end."""
-        senders = list(self._take_senders().values())
+    async def _end(self, senders: list[SubjectSender]) -> None:
+        """Give up the messages that `senders` have left.  A task of its own, so that a cancelled `close` does not stop it; nor does the event loop's end."""
 
         async def end() -> None:
             for sender in senders:

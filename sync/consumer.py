@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 from collections.abc import (
     AsyncIterator,
@@ -40,6 +39,7 @@ from ..protocol.routing import ConsumeStrategy
 from ..rpc.home import Uncopied
 from .arrow_batch import TakenBatch
 from .loop_thread import LoopThread
+from .process_end import AtProcessEnd
 from .take import Take
 
 
@@ -228,6 +228,7 @@ class SyncConsumer(Uncopied, Generic[V]):
             token=token,
         )
         self._thread = LoopThread("consumer", end=self._consumer.close)
+        self._at_end = AtProcessEnd(self.close)
         self._was_open = False
 
     def __repr__(self) -> str:
@@ -248,7 +249,7 @@ class SyncConsumer(Uncopied, Generic[V]):
         except BaseException:
             self._thread.stop()
             raise
-        atexit.register(self.close)
+        self._at_end.on()
         self._was_open = True
         return self
 
@@ -267,7 +268,7 @@ class SyncConsumer(Uncopied, Generic[V]):
                 self._thread.run(self._consumer.close)
         finally:
             self._thread.stop()
-            atexit.unregister(self.close)
+            self._at_end.off()
 
     def __enter__(self) -> Self:
         return self.open()

@@ -208,8 +208,10 @@ class LoopThread:
 
     def post(self, call: Callable[[], None]) -> None:
         """Call `call` on the loop, soon, behind what `run` was given; nothing once the thread is stopped."""
+        if self.forked:
+            return  # another thread may have held the lock at the fork, for good
         with self._lock:
-            if self._loop is not None and not self.forked:
+            if self._loop is not None:
                 self._loop.call_soon_threadsafe(call)
 
     def stop(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from datetime import datetime
@@ -32,6 +31,7 @@ from ..protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
 from ..protocol.settings import flag_problems, refuse_call
 from ..rpc.home import Uncopied
 from .loop_thread import LoopThread
+from .process_end import AtProcessEnd
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -118,7 +118,9 @@ class SyncProducer(Uncopied, Generic[V]):
     `send_all` crosses once for a thousand messages.
 
     Leaving the block waits until everything is stored.  In a notebook, `producer = Producer(...).open()` opens it for
-    several cells; it is closed by `close()`, or at the end of the program.
+    several cells; it is closed by `close()`, or at the end of the program, or of its process of `multiprocessing`.  A
+    process that ends by a signal or `os._exit`, as uvicorn and the workers of Celery and RQ do, does not close it, and
+    what waits in its queue is lost: call `result`, `flush` or `close` before.
     """
 
     def __init__(
@@ -145,6 +147,7 @@ class SyncProducer(Uncopied, Generic[V]):
             token=token,
         )
         self._thread = LoopThread("producer", end=partial(self._producer.close, flush=False))
+        self._at_end = AtProcessEnd(self.close)
 
     def __repr__(self) -> str:
         return f"<sync {self._producer!r:.200}>".replace("<sync <", "<sync ").replace(">>", ">")
@@ -164,7 +167,7 @@ class SyncProducer(Uncopied, Generic[V]):
         except BaseException:
             self._thread.stop()
             raise
-        atexit.register(self.close)
+        self._at_end.on()
         return self
 
     def close(self, *, flush: bool = True) -> None:
@@ -188,7 +191,7 @@ class SyncProducer(Uncopied, Generic[V]):
                 self._thread.run(partial(self._producer.close, flush=flush))
         finally:
             self._thread.stop()
-            atexit.unregister(self.close)
+            self._at_end.off()
 
     def __enter__(self) -> Self:
         return self.open()

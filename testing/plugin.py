@@ -10,12 +10,12 @@ Other tests are left alone.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ..protocol.errors import ConfigError
+from ..protocol.errors import ConfigError, StoryError
 
 if TYPE_CHECKING:
     from .cluster import VirtualCluster
@@ -41,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def keylane_cluster(request: pytest.FixtureRequest) -> Iterator[VirtualCluster]:
     """A `keylane.testing.VirtualCluster`; `@pytest.mark.keylane(...)` has its options."""
+    _check_examples(request.function)
     from .cluster import (
         VirtualCluster,  # most runs have no cluster, and need not wait for SQLAlchemy
     )
@@ -66,6 +67,16 @@ def keylane_cluster(request: pytest.FixtureRequest) -> Iterator[VirtualCluster]:
     cluster.close()
 
 
+def _check_examples(test: object) -> None:
+    """Raises StoryError: hypothesis runs this async test once for each example, and would run it in real time."""
+    inner = getattr(getattr(test, "hypothesis", None), "inner_test", None)
+    if inspect.iscoroutinefunction(inner):
+        raise StoryError(
+            f"@given runs a test once for each example, and {FIXTURE} has one story: "
+            "call keylane.testing.run in a plain test, which makes a cluster for each"
+        )
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
     """Refuse an async fixture that takes the cluster: another plugin would run it in real time, where its address is another's."""
@@ -87,15 +98,26 @@ def _seed(text: str) -> int | None:
         raise ConfigError(f"--keylane-seed is a number or `random`, not {text!r:.40}") from None
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an async test that takes the fixture as the story of its cluster."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """
+    Run an async test that takes the fixture as the story of its cluster.
+
+    A plain function that does so takes its place for this call: an async one would be run in real time by any plugin
+    whose hook comes first, as that of anyio may.
+    """
     cluster: Any = pyfuncitem.funcargs.get(FIXTURE)
     owner = pyfuncitem.instance or pyfuncitem.module
     # As it is written: a plugin for asyncio may have put a plain function in its place.
     test = getattr(owner, pyfuncitem.originalname, None)
     if cluster is None or not inspect.iscoroutinefunction(test):
-        return None
-    names = pyfuncitem._fixtureinfo.argnames
-    cluster.run(test, **{name: pyfuncitem.funcargs[name] for name in names})
-    return True
+        return (yield)
+
+    def tell(**arguments: Any) -> None:
+        cluster.run(test, **arguments)
+
+    replaced, pyfuncitem.obj = pyfuncitem.obj, tell
+    try:
+        return (yield)
+    finally:
+        pyfuncitem.obj = replaced

@@ -389,6 +389,11 @@ class LaterSending:
             tasks = [future._task for future in self._pending]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
+    @property
+    def empty(self) -> bool:
+        """True if no message waits to be kept."""
+        return not self._pending
+
     async def settled(self) -> None:
         """Wait until every message is kept or given up."""
         while self._pending:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import multiprocessing
 import os
 import pickle
 import signal
@@ -305,6 +306,24 @@ def test_messages_are_stored_when_a_script_ends_without_closing(
     command = [sys.executable, "-c", SCRIPT, shared_cluster.meta, subject, end]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (int(end == "raises"), "sent\n")
+    stored(shared_cluster, subject, {b"k": [b"%d" % number for number in range(500)]})
+
+
+def _send_without_closing(meta: str, subject: str) -> None:
+    producer = Producer(meta, settings=ProducerSettings(linger_ms=500)).open()
+    for number in range(500):
+        producer.send(subject, b"%d" % number, key=b"k")
+
+
+def test_messages_are_stored_when_a_forked_child_ends_without_closing(
+    shared_cluster: Cluster, subject: str
+):
+    """Its end calls nothing of atexit before Python 3.13."""
+    words = (shared_cluster.meta, subject)
+    child = multiprocessing.get_context("fork").Process(target=_send_without_closing, args=words)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
     stored(shared_cluster, subject, {b"k": [b"%d" % number for number in range(500)]})
 
 

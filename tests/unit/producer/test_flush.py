@@ -64,6 +64,39 @@ async def test_close_tells_what_it_gave_up_and_what_may_be_stored():
     assert fates == [Fate.UNKNOWN, Fate.NOT_DONE, Fate.NOT_DONE]
 
 
+async def test_close_stores_what_other_tasks_send_while_it_waits():
+    """The task of the second message goes on in the turn in which `close` finds the first one stored."""
+    network = ScriptedNetwork()
+    settings = ProducerSettings(backoff=QUICK.backoff, linger_ms=500)
+    async with producer_on(network, settings) as producer:
+        await producer.send("s", b"0", key=b"k")
+        first = producer.send("s", b"1", key=b"k")
+
+        async def follow() -> None:
+            await first
+            producer.send("s", b"2", key=b"k")
+
+        following = asyncio.create_task(follow())
+        await asyncio.sleep(0)
+    await following
+    assert network.stored == {1: [b"0", b"1", b"2"]}
+
+
+async def test_send_is_refused_when_its_task_begins_after_close():
+    """Nothing is queued that a closing producer would only give up, as one that may be stored."""
+    network = ScriptedNetwork()
+    async with producer_on(network) as producer:
+        await producer.send("s", b"0", key=b"k")
+
+        async def send_late() -> None:
+            producer.send("s", b"1", key=b"k")
+
+        late = asyncio.create_task(send_late())  # its first step is behind the end of the block
+    with pytest.raises(ClosedError, match="the producer is not open"):
+        await late
+    assert network.stored == {1: [b"0"]}
+
+
 async def test_send_all_waits_for_room_before_each_message():
     """1,000 values of 100 KB through a queue of one MiB: all are stored, in order."""
     network = ScriptedNetwork()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -304,3 +305,15 @@ def test_no_thread_is_a_typed_error_and_the_thread_can_be_started_later(
     thread.start()
     assert thread.run(number) == 7
     thread.stop()
+
+
+def test_post_does_nothing_in_a_forked_child_when_another_thread_held_the_lock(thread: LoopThread):
+    """As of a loop over a consumer that goes on in the child: its error has to come out, and the lock is held for good there."""
+    with thread._lock:  # held at the fork, by a thread that the child does not have
+        pid = os.fork()
+        if pid == 0:
+            threading.Thread(target=lambda: (time.sleep(5), os._exit(1)), daemon=True).start()
+            thread.post(lambda: None)
+            os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0

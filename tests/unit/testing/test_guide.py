@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = "docs/TESTING.md"
-EXAMPLES = 5
+EXAMPLES = 6
 """Tests on both pages."""
 pytest_plugins = ["pytester"]
 

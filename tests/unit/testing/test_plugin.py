@@ -13,6 +13,8 @@ import pytest
 from keylane import Consumer, Message, Producer
 from keylane.testing import VirtualCluster
 
+pytest_plugins = ["pytester"]
+
 
 @pytest.mark.keylane(brokers=2)
 async def test_orders_stay_in_order_when_a_consumer_is_killed(keylane_cluster: VirtualCluster):
@@ -98,6 +100,57 @@ def test_async_fixture_is_refused_when_it_takes_the_cluster(tmp_path: Path, mode
     for ends in ("return", "yield"):
         said = f"async fixture 'orders_{ends}' takes keylane_cluster, and would run outside"
         assert said in told[f"test_{ends}"]
+
+
+ANOTHER_PLUGIN = """
+import asyncio, inspect
+import pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    if inspect.iscoroutinefunction(pyfuncitem.obj):
+        names = pyfuncitem._fixtureinfo.argnames
+        asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+        return True
+"""
+"""Runs async tests in real time, as the plugin of anyio; registered later, its hook comes before ours."""
+
+
+def test_async_test_runs_in_virtual_time_when_the_hook_of_another_plugin_comes_first(
+    pytester: pytest.Pytester,
+):
+    pytester.makeconftest(ANOTHER_PLUGIN)
+    pytester.makepyfile(
+        """
+        import asyncio
+
+        async def test_of_ours(keylane_cluster):
+            await asyncio.sleep(2)
+            assert keylane_cluster.now_s > 2
+
+        class TestMethods:
+            async def test_of_ours(self, keylane_cluster, tmp_path):
+                assert type(asyncio.get_running_loop()).__module__.startswith("keylane.")
+
+        async def test_of_theirs():
+            assert type(asyncio.get_running_loop()).__module__.startswith("asyncio")
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:asyncio", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=3)
+
+
+@pytest.mark.parametrize("mode", ["auto", "strict"])
+def test_async_test_of_hypothesis_is_refused_when_it_takes_the_cluster(tmp_path: Path, mode: str):
+    """It was run in real time: its calls would go to whatever program listens on the address of the cluster."""
+    text = (
+        "from hypothesis import HealthCheck, given, settings, strategies\n"
+        "@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])\n"
+        "@given(number=strategies.integers())\n"
+        "async def test_examples(keylane_cluster, number): ...\n"
+    )
+    told = sections(tmp_path, text, "-o", f"asyncio_mode={mode}")
+    assert "call keylane.testing.run in a plain test" in told["test_examples"]
 
 
 def test_plugin_imports_no_cluster_before_a_test_asks_for_one():
