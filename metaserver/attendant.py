@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from ..protocol.errors import KeylaneError, StorageError
+from ..protocol.errors import KeylaneError
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
 from .groups.views import due_work
@@ -20,6 +20,11 @@ from .settings import MetaserverSettings
 from .sql.database import Database
 
 log = logging.getLogger("keylane.metaserver")
+SETTLE_S = 1.0
+"""How long a round waits for one group.  A transaction elsewhere may hold its row for as long as a statement may take, and
+the other groups and what waits for changes wait for the round."""
+REPEAT_S = 60.0
+"""How often the log says that a round fails for the same reason: rounds are many a second."""
 
 
 class Attendant:
@@ -55,6 +60,8 @@ class Attendant:
         self._quick_wanted = [asyncio.Event() for _ in quick_duties]
         self._creations = False
         """Whether the last round saw a creation that was not finished."""
+        self._told: dict[str, float] = {}
+        """Why rounds have failed since the last good one, with the time at which the log said it."""
 
     async def run(self) -> None:
         """Run until cancelled.  A KeylaneError is logged and the work retried; any other error ends the run and is raised."""
@@ -75,6 +82,7 @@ class Attendant:
     async def poll(self) -> int:
         """Do one round; returns the milliseconds until the next one is due."""
         poll_ms = self._settings.poll_ms
+        good = True
         try:
             due = await self._database.read(due_work)
             self._creations = due.creations
@@ -82,7 +90,7 @@ class Attendant:
                 for wanted in self._quick_wanted:
                     wanted.set()
             for group_id in due.groups:
-                await self._groups.settle(group_id)
+                good &= await self._settle(group_id)
             await self._groups.check_for_changes(due.versions)
             await self._catalogue.check_for_changes()
             if due.removals:
@@ -90,10 +98,33 @@ class Attendant:
             if due.operations:
                 await self._operations.resume()
         except KeylaneError as error:
-            _warn(error)
+            self._tell(error.message)
             return poll_ms
+        if good and self._told:
+            log.warning("the periodic work goes on")
+            self._told.clear()
         next_ms = poll_ms if due.next_expiry_ms is None else due.next_expiry_ms + 1
         return max(1, min(poll_ms, next_ms))
+
+    async def _settle(self, group_id: int) -> bool:
+        """Settle a group, or leave it to the next round; whether it was settled."""
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                await self._groups.settle(group_id)
+        except TimeoutError:
+            self._tell(f"consumer group number {group_id} is not settled after {SETTLE_S:g} s")
+        except KeylaneError as error:
+            self._tell(error.message)
+        else:
+            return True
+        return False
+
+    def _tell(self, why: str) -> None:
+        """Log why a round failed, unless the log has said so lately."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._told.get(why, -REPEAT_S) >= REPEAT_S:
+            self._told[why] = now_s
+            log.warning("will try again: %s", why)
 
     async def _poll_loop(self) -> None:
         while True:
@@ -132,5 +163,4 @@ async def _run(duty: Callable[[], Awaitable[object]]) -> None:
 
 
 def _warn(error: KeylaneError) -> None:
-    prefix = "the database does not answer" if isinstance(error, StorageError) else "will try again"
-    log.warning("%s: %s", prefix, error.message)
+    log.warning("will try again: %s", error.message)
