@@ -23,6 +23,8 @@ log = logging.getLogger("keylane.metaserver")
 SETTLE_S = 1.0
 """How long a round waits for one group.  A transaction elsewhere may hold its row for as long as a statement may take, and
 the other groups and what waits for changes wait for the round."""
+LATE_S = 10.0
+"""For how long rounds leave a group behind before the log says so: where many consumers join at once, settling takes its time."""
 REPEAT_S = 60.0
 """How often the log says that a round fails for the same reason: rounds are many a second."""
 
@@ -60,6 +62,8 @@ class Attendant:
         self._quick_wanted = [asyncio.Event() for _ in quick_duties]
         self._creations = False
         """Whether the last round saw a creation that was not finished."""
+        self._late: dict[int, float] = {}
+        """The groups that rounds have left behind, and since when."""
         self._told: dict[str, float] = {}
         """Why rounds have failed since the last good one, with the time at which the log said it."""
 
@@ -89,6 +93,9 @@ class Attendant:
             if due.quick or self._catalogue.has_untold:
                 for wanted in self._quick_wanted:
                     wanted.set()
+            self._late = {
+                group_id: self._late[group_id] for group_id in due.groups if group_id in self._late
+            }
             for group_id in due.groups:
                 good &= await self._settle(group_id)
             await self._groups.check_for_changes(due.versions)
@@ -112,10 +119,13 @@ class Attendant:
             async with asyncio.timeout(SETTLE_S):
                 await self._groups.settle(group_id)
         except TimeoutError:
-            self._tell(f"consumer group number {group_id} is not settled after {SETTLE_S:g} s")
+            now_s = asyncio.get_running_loop().time()
+            if now_s - self._late.setdefault(group_id, now_s) >= LATE_S:
+                self._tell(f"consumer group number {group_id} is not settled after {LATE_S:g} s")
         except KeylaneError as error:
             self._tell(error.message)
         else:
+            self._late.pop(group_id, None)
             return True
         return False
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -42,6 +42,9 @@ from ..sql.schema import groups, leases, live_resets, sessions, subjects
 from .creation import EARLIEST, insert_group
 from .session_quota import check_session_quota
 from .stored_settings import MEMBER_COLUMNS, MemberSettings, settings_of_member, start_of
+
+if TYPE_CHECKING:
+    from sqlalchemy.sql.dml import ReturningUpdate
 
 PREDECESSORS_MAX = 16
 """Sessions of an instance that are remembered; calls of still earlier ones are older than any call waits."""
@@ -371,7 +374,7 @@ _asked_to_hand_over = sa.select(leases.c.session).where(
 )
 
 
-def _renewal(*, skip_locked: bool) -> sa.ReturningUpdate[Any]:
+def _renewal(*, skip_locked: bool) -> ReturningUpdate[Any]:
     renewable = lock_in_order(*_asked_and_live, skip_locked=skip_locked).cte("renewable")
     return (
         sa.update(sessions)
