@@ -153,8 +153,8 @@ class Membership:
             margin_ms=settings.margin_ms,
             timeout_max_ms=settings.call_timeout_ms,
         )
-        self._refusal = ""
         self._troubles = ToldTexts()
+        self._refusal = ""
         """Why the metaserver refuses the consumer's heartbeats; "" while it takes them."""
         self._nudged = False
         """The next heartbeat should be answered at once: for a report, or because the lease may end soon."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from ..protocol.errors import KeylaneError, StorageError
+from ..protocol.errors import KeylaneError
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
 from .groups.views import due_work
@@ -21,6 +21,11 @@ from .sql.database import Database
 from .troubles import Troubles
 
 log = logging.getLogger("keylane.metaserver")
+SETTLE_S = 1.0
+"""How long a round waits for one group.  A transaction elsewhere may hold its row for as long as a statement may take, and
+the other groups and what waits for changes wait for the round."""
+LATE_S = 10.0
+"""For how long rounds leave a group behind before the log says so: where many consumers join at once, settling takes its time."""
 
 
 class Attendant:
@@ -55,10 +60,12 @@ class Attendant:
         self._removals_wanted = asyncio.Event()
         self._quick_wanted = [asyncio.Event() for _ in quick_duties]
         self._troubles = Troubles()
-        self._silent_since_s: float | None = None
-        """Since when no round was answered by the database."""
+        self._failing_since_s: float | None = None
+        """Since when no round was good."""
         self._creations = False
         """Whether the last round saw a creation that was not finished."""
+        self._late: dict[int, float] = {}
+        """The groups that rounds have left behind, and since when."""
 
     async def run(self) -> None:
         """Run until cancelled.  A KeylaneError is logged and the work retried; any other error ends the run and is raised."""
@@ -79,14 +86,18 @@ class Attendant:
     async def poll(self) -> int:
         """Do one round; returns the milliseconds until the next one is due."""
         poll_ms = self._settings.poll_ms
+        good = True
         try:
             due = await self._database.read(due_work)
             self._creations = due.creations
             if due.quick or self._catalogue.has_untold:
                 for wanted in self._quick_wanted:
                     wanted.set()
+            self._late = {
+                group_id: self._late[group_id] for group_id in due.groups if group_id in self._late
+            }
             for group_id in due.groups:
-                await self._groups.settle(group_id)
+                good &= await self._settle(group_id)
             await self._groups.check_for_changes(due.versions)
             await self._catalogue.check_for_changes()
             if due.removals:
@@ -94,16 +105,36 @@ class Attendant:
             if due.operations:
                 await self._operations.resume()
         except KeylaneError as error:
-            self._warn(error)
-            if self._silent_since_s is None and isinstance(error, StorageError):
-                self._silent_since_s = asyncio.get_running_loop().time()
+            self._failed(error.message)
             return poll_ms
-        if self._silent_since_s is not None:
-            silent_s = asyncio.get_running_loop().time() - self._silent_since_s
-            log.warning("the database answers again, after %d s", silent_s)
-            self._silent_since_s = None
+        if good and self._failing_since_s is not None:
+            failing_s = asyncio.get_running_loop().time() - self._failing_since_s
+            log.warning("the periodic work goes on, after %d s", failing_s)
+            self._failing_since_s = None
         next_ms = poll_ms if due.next_expiry_ms is None else due.next_expiry_ms + 1
         return max(1, min(poll_ms, next_ms))
+
+    async def _settle(self, group_id: int) -> bool:
+        """Settle a group, or leave it to the next round; whether it was settled."""
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                await self._groups.settle(group_id)
+        except TimeoutError:
+            now_s = asyncio.get_running_loop().time()
+            if now_s - self._late.setdefault(group_id, now_s) >= LATE_S:
+                self._failed(f"consumer group number {group_id} is not settled after {LATE_S:g} s")
+        except KeylaneError as error:
+            self._failed(error.message)
+        else:
+            self._late.pop(group_id, None)
+            return True
+        return False
+
+    def _failed(self, why: str) -> None:
+        """Note that a round has failed, or a part of it."""
+        self._warn(why)
+        if self._failing_since_s is None:
+            self._failing_since_s = asyncio.get_running_loop().time()
 
     async def _poll_loop(self) -> None:
         while True:
@@ -118,7 +149,7 @@ class Attendant:
             try:
                 await self._catalogue.repair()
             except KeylaneError as error:
-                self._warn(error)
+                self._warn(error.message)
 
     async def _run_duty_loop(self, duty: Callable[[], Awaitable[object]]) -> None:
         while True:
@@ -137,13 +168,9 @@ class Attendant:
         try:
             await duty()
         except KeylaneError as error:
-            self._warn(error)
+            self._warn(error.message)
 
-    def _warn(self, error: KeylaneError) -> None:
-        if self._troubles.is_told(error.message, asyncio.get_running_loop().time()):
-            said = (
-                "the database does not answer"
-                if isinstance(error, StorageError)
-                else "will try again"
-            )
-            log.warning("%s: %s", said, error.message)
+    def _warn(self, why: str) -> None:
+        """Log why work failed, unless the log has said so lately: rounds are many a second."""
+        if self._troubles.is_told(why, asyncio.get_running_loop().time()):
+            log.warning("will try again: %s", why)

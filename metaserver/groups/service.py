@@ -18,7 +18,6 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 
 from sqlalchemy.engine import Connection
 
@@ -36,7 +35,12 @@ from ...protocol.control import (
     Suspend,
     SwitchGroup,
 )
-from ...protocol.errors import InvalidRequestError, KeylaneError, SessionUnknownError
+from ...protocol.errors import (
+    InvalidRequestError,
+    KeylaneError,
+    SessionUnknownError,
+    StorageError,
+)
 from ...protocol.groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
 from ...protocol.http.at_once import HeartbeatAnswers, HeartbeatNews, Heartbeats
 from ...protocol.ids import ConsumerGroup, SessionId
@@ -55,12 +59,12 @@ from .lease_rows import (
     settle_group,
 )
 from .operators import group_settings, set_policy, suspend_members
+from .renewals import Renewals
 from .sessions import (
     SessionRow,
     check_session,
     join_group,
     leave_group,
-    renew_sessions,
     suspend_session,
 )
 from .switch import switch_group
@@ -71,7 +75,7 @@ DRAINED_MAX = 4_096
 """Partitions in one list of a heartbeat."""
 SETTLE_REST_MS_MAX = 250
 """Settling a group of a thousand takes tens of milliseconds; while many join, a run is shared by more of them."""
-RENEWED_AT_ONCE_MAX = 1_000
+HELD = "another transaction holds the row of this session in the database"
 GRANTS_CACHED_MAX = 20_000
 
 
@@ -147,9 +151,7 @@ class GroupService:
             self._settle_first, rest_ms_max=SETTLE_REST_MS_MAX
         )
         """For heartbeats: they do not wait behind joins, because a late answer costs the session."""
-        self._renewing: SingleFlight[None, Sequence[SessionId], dict[str, SessionRow]] = (
-            SingleFlight(self._renew_now)
-        )
+        self._renewals = Renewals(database)
         self._releasing: SingleFlight[
             SessionId, ReleaseGrant, Mapping[ReleaseGrant, KeylaneError]
         ] = SingleFlight(self._release_now)
@@ -264,13 +266,14 @@ class GroupService:
         event = asyncio.Event()
         with self._wakeups.listen_all(sessions, event) as waiters:
             versions = self._group_versions  # read before the rows
-            renewed = await self._renewing.run(None, sessions)  # also those of other calls
-            rows = {session: renewed[session] for session in sessions if session in renewed}
+            rows, held = await self._renewals.together(sessions)
             try:
                 # All of them before anything else is awaited: a look at changes meanwhile must see them.
                 for session, waiter in waiters.items():
                     if session in rows:
                         self._begin_to_wait(waiter, rows[session], versions)
+                    elif session in held:
+                        refused[session] = StorageError(HELD, operation="lock")
                     else:
                         self._forget(session)
                         refused[session] = SessionUnknownError(session=session)
@@ -489,22 +492,11 @@ class GroupService:
         self._wakeups.wake_all()
 
     async def _renew(self, session: SessionId) -> SessionRow:
-        row = (await self._renewing.run(None, (session,))).get(session)
+        row = await self._renewals.one(session)
         if row is None:
             self._forget(session)
             raise SessionUnknownError(session=session)
         return row
-
-    async def _renew_now(
-        self, _key: None, sessions: Sequence[Sequence[SessionId]]
-    ) -> dict[str, SessionRow]:
-        """Renew the sessions of all heartbeats that share this run, in one statement."""
-        ordered = sorted(set(chain.from_iterable(sessions)))
-        renewed: dict[str, SessionRow] = {}
-        for start in range(0, len(ordered), RENEWED_AT_ONCE_MAX):
-            part = ordered[start : start + RENEWED_AT_ONCE_MAX]
-            renewed |= await self._database.renew(renew_sessions, part)
-        return renewed
 
     async def _release_now(
         self, _session: SessionId, asks: Sequence[ReleaseGrant]

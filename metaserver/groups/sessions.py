@@ -9,9 +9,9 @@ Invariants
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -42,6 +42,9 @@ from ..sql.schema import groups, leases, live_resets, sessions, subjects
 from .creation import EARLIEST, insert_group
 from .session_quota import check_session_quota
 from .stored_settings import MEMBER_COLUMNS, MemberSettings, settings_of_member, start_of
+
+if TYPE_CHECKING:
+    from sqlalchemy.sql.dml import ReturningUpdate
 
 PREDECESSORS_MAX = 16
 """Sessions of an instance that are remembered; calls of still earlier ones are older than any call waits."""
@@ -358,37 +361,65 @@ def _lock_or_create_group(
     return new_group, group
 
 
-def lock_in_order(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
+def lock_in_order(*conditions: sa.ColumnElement[bool], skip_locked: bool = False) -> sa.Select[Any]:
     """Select sessions and lock them in ascending order: two transactions with different orders would deadlock."""
     chosen = sa.select(sessions.c.session).where(*conditions)
-    return chosen.order_by(sessions.c.session).with_for_update()
+    return chosen.order_by(sessions.c.session).with_for_update(skip_locked=skip_locked)
 
 
-_renewable = lock_in_order(
-    sessions.c.session.in_(sa.bindparam("ids")), sessions.c.expires_at > now_ms()
-).cte("renewable")
+_asked_and_live = (sessions.c.session.in_(sa.bindparam("ids")), sessions.c.expires_at > now_ms())
+_live = sa.select(sessions.c.session, sessions.c.group_id).where(*_asked_and_live)
 _asked_to_hand_over = sa.select(leases.c.session).where(
     leases.c.session.in_(sa.bindparam("ids")), leases.c.withdrawn
 )
-_renewed = (
-    sa.update(sessions)
-    .where(sessions.c.session.in_(sa.select(_renewable.c.session)))
-    .values(expires_at=now_ms() + sessions.c.ttl_ms, heard=True)
-    .returning(
-        *_row.selected_columns,
-        # Not correlated: in RETURNING, SQLite's columns have no table, and would be those of the leases.
-        sessions.c.session.in_(_asked_to_hand_over).label("handing_over"),
+
+
+def _renewal(*, skip_locked: bool) -> ReturningUpdate[Any]:
+    renewable = lock_in_order(*_asked_and_live, skip_locked=skip_locked).cte("renewable")
+    return (
+        sa.update(sessions)
+        .where(sessions.c.session.in_(sa.select(renewable.c.session)))
+        .values(expires_at=now_ms() + sessions.c.ttl_ms, heard=True)
+        .returning(
+            *_row.selected_columns,
+            # Not correlated: in RETURNING, SQLite's columns have no table, and would be those of the leases.
+            sessions.c.session.in_(_asked_to_hand_over).label("handing_over"),
+        )
     )
-)
+
+
+_renewed, _renewed_at_once = (_renewal(skip_locked=skip_locked) for skip_locked in (False, True))
 
 
 def renew_sessions(connection: Connection, ids: Sequence[str]) -> dict[str, SessionRow]:
     """Renew the live ones of these sessions, each for its ttl from now; expired ones are not in the answer."""
+    return _rows_of(connection.execute(_renewed, {"ids": ids}))
+
+
+class Renewed(NamedTuple):
+    """The sessions that were renewed without a wait for another transaction."""
+
+    rows: dict[str, SessionRow]
+    held: dict[str, int]
+    """The live ones whose rows other transactions hold, with the ids of their groups."""
+
+
+def renew_at_once(connection: Connection, ids: Sequence[str]) -> Renewed:
+    """As `renew_sessions`, but for sessions whose rows other transactions hold: on PostgreSQL these are only named."""
+    if connection.dialect.name != "postgresql":
+        return Renewed(renew_sessions(connection, ids), {})
+    rows = _rows_of(connection.execute(_renewed_at_once, {"ids": ids}))
+    left = [session for session in ids if session not in rows]
+    held = connection.execute(_live, {"ids": left}).all() if left else []
+    return Renewed(rows, {row.session: row.group_id for row in held})
+
+
+def _rows_of(renewed: Iterable[sa.Row[Any]]) -> dict[str, SessionRow]:
     return {
         row.session: replace(_session_row(row), handing_over=True)
         if row.handing_over
         else _session_row(row)
-        for row in connection.execute(_renewed, {"ids": ids})
+        for row in renewed
     }
 
 

@@ -7,17 +7,18 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
+from urllib.parse import urlencode
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, ExceptionContext
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from ...protocol.clock import Clock
 from ...protocol.errors import KeylaneError
 from .clock_restart import restart_times
 from .clock_watch import ClockReading, ClockWatch
 from .dialect import now_ms
-from .transactions import TransactionRunner
+from .transactions import READ_ONLY, TransactionRunner
 
 log = logging.getLogger("keylane.metaserver")
 P = ParamSpec("P")
@@ -27,7 +28,13 @@ WRITES_AT_ONCE_MAX = CONNECTIONS - 3
 """The other connections are left to heartbeats and reads: joins may come by the hundred."""
 IDLE_MS = 5_000
 """PostgreSQL ends a transaction of a metaserver that is idle for this long, and frees its locks."""
-_SETTINGS = {"idle_in_transaction_session_timeout": str(IDLE_MS)}
+_SETTINGS = {
+    "idle_in_transaction_session_timeout": str(IDLE_MS),
+    # Whatever the defaults of its database and its role are: who has waited for a row reads what was stored meanwhile.
+    "default_transaction_isolation": "read committed",
+}
+_SETTINGS_LONG = _SETTINGS | {"statement_timeout": "0", "lock_timeout": "0"}
+"""Of a migration or a rebuild, whatever the defaults are."""
 ANSWER_S = 10.0
 """How long a statement may take, but for those of `write_long`.  A connection without an answer until then is given up: its
 server may be gone without a word, and the kernel would wait for a quarter of an hour.  Longer than IDLE_MS, for which
@@ -43,13 +50,38 @@ class _JumpedError(Exception):
         self.by_ms = by_ms
 
 
-def _arguments() -> dict[str, Any]:
-    return {"server_settings": _SETTINGS, "timeout": ANSWER_S}
+_DRIVER_PARAMETERS = frozenset({
+    *("database", "host", "passfile", "password", "port", "ssl", "target_session_attrs", "user"),
+    "prepared_statement_cache_size",
+})  # fmt: skip
+"""What SQLAlchemy and asyncpg take from the query of a URL by name."""
 
 
-def _give_up_silent(context: ExceptionContext) -> None:
-    """Close a connection whose statement had no answer in time; a rollback on it would wait for that answer."""
-    if isinstance(context.original_exception, TimeoutError):
+def _engine_of(url: URL, *, settings: dict[str, str], **options: Any) -> AsyncEngine:
+    """
+    An engine for a URL, whose query may have every parameter of libpq, as `sslmode` and `sslrootcert`.
+
+    asyncpg takes these from a URL alone, and SQLAlchemy gives it arguments: it would fail with a TypeError.
+    """
+    query = {name: values for name, values in url.query.items() if name not in _DRIVER_PARAMETERS}
+    arguments: dict[str, Any] = {"server_settings": settings, "timeout": ANSWER_S}
+    if query:
+        arguments["dsn"] = "postgresql://?" + urlencode(query, doseq=True)
+    arguments |= options.pop("arguments", {})
+    return create_async_engine(
+        url.difference_update_query(query), connect_args=arguments, **options
+    )
+
+
+def _give_up(context: ExceptionContext) -> None:
+    """
+    Close a connection whose statement had no answer in time, or that may only read.
+
+    A rollback on the first would wait for that answer.  The second may have been made while the database was read-only,
+    or lead to a server that was demoted: a new one is told what is true now.
+    """
+    error = context.original_exception
+    if isinstance(error, TimeoutError) or getattr(error, "sqlstate", None) == READ_ONLY:
         context.is_disconnect = True
 
 
@@ -65,14 +97,15 @@ class PostgresDatabase:
 
     def __init__(self, url: URL, clock: Clock, *, broker_ttl_ms: int) -> None:
         self._url = url
-        self._engine = create_async_engine(
+        self._engine = _engine_of(
             url,
+            settings=_SETTINGS,
+            arguments={"command_timeout": ANSWER_S},
             pool_size=CONNECTIONS,
             max_overflow=0,
             pool_pre_ping=True,
-            connect_args=_arguments() | {"command_timeout": ANSWER_S},
         )
-        sa.event.listen(self._engine.sync_engine, "handle_error", _give_up_silent)
+        sa.event.listen(self._engine.sync_engine, "handle_error", _give_up)
         self._transactions = TransactionRunner()
         self._writes = asyncio.Semaphore(WRITES_AT_ONCE_MAX)
         self._boot_ms = clock.boot_ms
@@ -103,7 +136,7 @@ class PostgresDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """As `write`, for a migration or a rebuild: its statements, and its wait for another one, have no limit."""
-        engine = create_async_engine(self._url, poolclass=sa.NullPool, connect_args=_arguments())
+        engine = _engine_of(self._url, settings=_SETTINGS_LONG, poolclass=sa.NullPool)
         try:
             return await self._transactions.run(
                 engine, lambda connection: work(connection, *args, **kwargs)

@@ -22,6 +22,8 @@ T = TypeVar("T")
 TRIES = 3
 CLOSE_S = 2.0
 _RETRY_STATES = {"40001", "40P01"}  # serialization failure, deadlock: PostgreSQL asks to try again
+READ_ONLY = "25006"
+"""The state of an error of PostgreSQL: a standby, or its default_transaction_read_only."""
 
 
 class TransactionRunner:
@@ -115,6 +117,9 @@ def storage_error(error: Exception, url: URL) -> StorageError:
         )
     if "disk is full" in said or "No space left" in said:
         return DiskFullError(f"the disk of {where} is full: {said}", operation="write")
-    if isinstance(error, OSError) or getattr(error, "connection_invalidated", False):
+    answered = getattr(getattr(error, "orig", None), "sqlstate", None) == READ_ONLY
+    if not answered and (
+        isinstance(error, OSError) or getattr(error, "connection_invalidated", False)
+    ):
         return StorageError(f"cannot reach the database {where}: {said}", operation="connect")
     return StorageError(f"the database {where} answered: {said}", operation="query")

@@ -189,6 +189,7 @@ class StorageError(KeylaneError):
     """Root of the errors of disks and databases."""
 
     code = 1300
+    retry = RetryRule.LATER  # a database that restarts or fails over is there again soon
     summary = "the disk answered with an error"
     hint = "Look at the disk or the database that the message names, then at the server's log."
     operation = Detail(str)
@@ -221,6 +222,7 @@ class CorruptLogError(StorageError):
     """The log is damaged, and not only by a write that was cut at its end."""
 
     code = 1301
+    retry = RetryRule.NEVER
     summary = "the commit log is damaged"
     hint = "Nothing was cut. keylane broker verify DIR shows what is affected."
     partition_id = Detail(int)
@@ -235,7 +237,6 @@ class DiskFullError(StorageError):
     """A write did not fit on the disk."""
 
     code = 1302
-    retry = RetryRule.LATER
     summary = "the disk is full"
     hint = "Free some space; nothing of this write was kept."
 
@@ -245,6 +246,7 @@ class FlushFailedError(StorageError):
 
     code = 1303
     fate = Fate.UNKNOWN
+    retry = RetryRule.NEVER
     summary = "a write could not be made durable"
     hint = "The broker stops writing: after a failed flush nothing is known about the last writes."
 
@@ -253,6 +255,7 @@ class DataFolderError(StorageError):
     """The folder is not writable, in use, or another server's."""
 
     code = 1304
+    retry = RetryRule.NEVER
     summary = "the data folder cannot be used"
     hint = "Give a folder that this user may write, on a disk that is not mounted read only, and that no other server uses."
     broker_group = Detail(str)

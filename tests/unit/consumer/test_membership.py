@@ -206,28 +206,37 @@ async def test_failed_heartbeats_and_the_end_of_a_session_name_subject_and_group
     ]
 
 
-class DiskErrorMeta(FailingMeta):
-    """Its disk fails while a consumer whose session has ended joins again, twice; it is mended then."""
+class RestartedMeta(VersionedMeta):
+    """Its database was away for longer than the ttl, and is away again when the consumer joins anew."""
 
-    joins = 0
+    def __init__(self, clock: ManualClock, *versions: int) -> None:
+        super().__init__(clock, *versions)
+        self.joins = 0
+        self._ended = False
 
-    async def join(self, body):
+    async def join(self, body: Join) -> Joined:
         self.joins += 1
         if self.joins in {2, 3}:
-            raise StorageError("the database answered: disk I/O error")
+            raise StorageError("the database system is starting up")
         return await super().join(body)
 
+    async def heartbeat(self, body, *, timeout_ms=None):
+        if not self._ended:
+            self._ended = True
+            raise SessionUnknownError
+        return await super().heartbeat(body, timeout_ms=timeout_ms)
 
-async def test_consumer_joins_again_when_the_disk_of_the_metaserver_is_mended():
-    """It ended with the StorageError, and a fleet whose ttl passed meanwhile with it."""
+
+async def test_consumer_joins_again_when_the_database_fails_at_its_first_tries():
+    """A database that restarts answers some calls between others that fail."""
     clock, holder = ManualClock(), LosingHolder()
-    meta = DiskErrorMeta(clock, 1, 2)
+    meta = RestartedMeta(clock, 1, 2)
     membership = membership_with(meta, clock)
     await membership.start(holder)
     await eventually(lambda: not meta.versions or holder.error is not None)
     await membership.stop()
     assert holder.error is None
-    assert meta.joins == 4
+    assert (holder.lost, meta.joins) == (1, 4)
 
 
 async def test_consumer_ends_when_a_later_process_has_its_instance():

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy.engine import Connection
 
 from keylane.metaserver import attendant as attendant_module
+from keylane.metaserver import troubles as troubles_module
 from keylane.metaserver.attendant import Attendant
 from keylane.metaserver.catalogue.service import Catalogue
 from keylane.metaserver.groups.service import GroupService
@@ -152,21 +153,74 @@ async def test_creations_are_repaired_when_a_round_has_seen_one(
     assert repaired[0] > 50
 
 
-async def test_database_that_answers_again_is_told_once(
+async def test_reason_is_logged_once_when_rounds_fail_for_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While it does not, each round fails, twice a second; the log has one line of that at first."""
+    """Rounds are many a second, and a database may be away for hours; the end of it is told too."""
     rounds: list[int] = []
 
-    def fails_at_first(connection: Connection) -> DueWork:
+    def fail_at_first(connection: Connection) -> DueWork:
         rounds.append(1)
-        if len(rounds) < 20:
-            raise StorageError("disk I/O error")
+        if len(rounds) <= 20:
+            raise StorageError("it only reads" if len(rounds) % 2 else "it is away")
         return due_work(connection)
 
-    monkeypatch.setattr(attendant_module, "due_work", fails_at_first)
+    monkeypatch.setattr(attendant_module, "due_work", fail_at_first)
     async with attending(tmp_path, []), asyncio.timeout(30):
-        while len(rounds) < 30:
+        while len(rounds) < 25:
             await asyncio.sleep(0.01)
-    assert caplog.text.count("the database does not answer: disk I/O error") == 1
-    assert caplog.text.count("the database answers again, after 0 s") == 1
+    assert caplog.messages == [
+        "will try again: it only reads",
+        "will try again: it is away",
+        "the periodic work goes on, after 0 s",
+    ]
+
+
+async def test_reason_is_logged_again_when_rounds_fail_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who looks at the last lines of the log sees it."""
+
+    def fail(_connection: Connection) -> DueWork:
+        raise StorageError("it is away")
+
+    monkeypatch.setattr(attendant_module, "due_work", fail)
+    monkeypatch.setattr(troubles_module, "FIRST_S", 0.05)
+    async with attending(tmp_path, []), asyncio.timeout(30):
+        while caplog.text.count("it is away") < 3:
+            await asyncio.sleep(0.01)
+
+
+async def test_groups_are_settled_when_one_before_them_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The row of the first is held elsewhere, and the second fails."""
+    settled: list[int] = []
+    looked: list[int] = []
+
+    async def settle(_groups: GroupService, group_id: int) -> None:
+        if group_id == 1:
+            await asyncio.Event().wait()
+        if group_id == 2:
+            raise OverloadedError("too much")
+        settled.append(group_id)
+
+    async def look(_groups: GroupService, _seen: tuple[int, ...] = ()) -> None:
+        looked.append(len(settled))
+
+    def three_due(connection: Connection) -> DueWork:
+        return replace(due_work(connection), groups=(1, 2, 3))
+
+    monkeypatch.setattr(attendant_module, "SETTLE_S", 0.02)
+    monkeypatch.setattr(attendant_module, "LATE_S", 0.05)
+    monkeypatch.setattr(attendant_module, "due_work", three_due)
+    monkeypatch.setattr(GroupService, "settle", settle)
+    monkeypatch.setattr(GroupService, "check_for_changes", look)
+    async with attending(tmp_path, []), asyncio.timeout(30):
+        while len(looked) < 10:
+            await asyncio.sleep(0.01)
+    assert settled[:2] == [3, 3]
+    assert caplog.messages == [
+        "will try again: too much",
+        "will try again: consumer group number 1 is not settled after 0.05 s",
+    ]
