@@ -179,6 +179,7 @@ class AckSender:
                 except FencedError:
                     raise
                 except KeylaneError as error:
+                    self._partition.note_unanswered(error)
                     log.info("%s: acks: %s", self._partition.log_name, error.message)
                     await asyncio.sleep(self._pauses.next_ms() / 1000)
         finally:

@@ -19,8 +19,9 @@ from ..delivery.pulled_batch import PulledBatch
 from ..log_names import partition_name
 from ..parking.key_parking import KeyParking
 from ..settings import ConsumerSettings
+from ..unreached import NO_CONNECTION
 from .fetch_offsets import FetchOffsets
-from .lifetime import Lifetime
+from .lifetime import ANSWERED, Lifetime
 from .messages_in_flight import MessagesInFlight
 from .progress import Position, PullProgress
 from .pull_chain import PullChain
@@ -37,6 +38,8 @@ class PullViews(ABC):
 
     broker: BrokerClient
     """The client of the partition's broker."""
+    broker_group: str
+    """That of the partition."""
     deadline_ns: int
     """No handler starts after it."""
     group: str
@@ -64,10 +67,25 @@ class PullViews(ABC):
     _progress: PullProgress
     _settings: ConsumerSettings
     _subject: str
+    no_connection_since_ms: int | None = None
+    """Since when no call of the partition has got at its broker, by the boot clock; None: the last one did."""
+
+    def note_unanswered(self, error: KeylaneError) -> None:
+        """Note why a call of the partition failed."""
+        if not isinstance(error, NO_CONNECTION):
+            self.no_connection_since_ms = None
+        elif self.no_connection_since_ms is None:
+            self.no_connection_since_ms = self._clock.boot_ms()
+
+    @property
+    def has_connection(self) -> bool:
+        """Whether the last call of the partition got at its broker; False also before the first."""
+        return self.no_connection_since_ms is None and self.life.state in ANSWERED
 
     def _note_pull_failed(self, error: KeylaneError, failures: int) -> None:
         """Show why nothing is pulled; `failures` counts those before, in a row.  What lasts is logged as a warning, once."""
         self.waiting_for = error.message
+        self.note_unanswered(error)
         level = logging.WARNING if failures == WARN_AFTER else logging.INFO
         log.log(level, "%s: %s", self.log_name, error.message)
 
@@ -194,9 +212,9 @@ class PullViews(ABC):
     def acked_to(self, answer: Acked) -> None:
         """Note that acks are durable."""
 
-    @abstractmethod
     async def check_parked(self, version: int) -> None:
         """Learn what an operator has changed, if a version of the broker's is newer than the one that is known."""
+        await self.parking.check(version)
 
     @abstractmethod
     def done(self, offset: int) -> None:
