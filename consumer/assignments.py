@@ -310,6 +310,12 @@ class Assignments:
     async def _end(self, client: PullClient) -> None:
         try:
             await self._hand_over(client)
+        except BaseException as error:
+            # A fault of ours, or the end of the event loop.  Tasks that stayed would send acks for a consumer that is closed.
+            client.abandon()
+            if isinstance(error, Exception):
+                self._fail(error)
+            raise
         finally:
             del self._hand_overs[client.partition_id]
             del self._ending[client.partition_id]

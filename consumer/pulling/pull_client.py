@@ -570,10 +570,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
     async def hand_over(self, *, flush_ms: int) -> None:
         """Once stopped, and once its handlers have ended: send the last acks and release the pull lock, within `flush_ms`."""
         self._on(PullEvent.CLOSED)
-        self._acking.cancel()
-        ending = [self._pulling, self._acking, *self.parking.stop()]
-        ending += [self._carefully] if self._carefully is not None else []
-        await asyncio.gather(*ending, return_exceptions=True)
+        await asyncio.gather(*self._cancel_tasks(), return_exceptions=True)
         try:
             if self.fenced:
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from ...rpc.home import Home
 from ..delivery.pulled_batch import PulledBatch
 from ..log_names import partition_name
 from ..parking.key_parking import KeyParking
+from ..pull_room import RoomShare
 from ..settings import ConsumerSettings
 from ..unreached import NO_CONNECTION
 from .fetch_offsets import FetchOffsets
@@ -57,6 +59,12 @@ class PullViews(ABC):
     life: Lifetime
     gate: PullGate
     parking: KeyParking
+    _acking: asyncio.Task[None]
+    _acks: Any
+    """An AckSender."""
+    _carefully: asyncio.Task[None] | None
+    _pulling: asyncio.Task[None]
+    _room: RoomShare
     _careful: Any
     """A CarefulHandOut, or None."""
     _chain: PullChain
@@ -206,6 +214,21 @@ class PullViews(ABC):
             and not self.has_messages_out
             and offsets.cursor >= offsets.next_offset
         )
+
+    # ── an end without a hand-over ───────────────────────────────────────────────────────────────────
+    def abandon(self) -> None:
+        """End what is left of it, without a word to the broker: its hand-over has failed.  A second call changes nothing."""
+        self._cancel_tasks()
+        self._acks.end()
+        self._room.leave()
+
+    def _cancel_tasks(self) -> list[asyncio.Task[None]]:
+        tasks = [self._pulling, self._acking, *self.parking.stop()]
+        if self._carefully is not None:
+            tasks.append(self._carefully)
+        for task in tasks:
+            task.cancel()
+        return tasks
 
     # ── what it is told ──────────────────────────────────────────────────────────────────────────────
     @abstractmethod

@@ -44,6 +44,7 @@ class PartitionClient:
         self.drained = False
         self.stopped = False
         self.handed_over = False
+        self.abandoned = False
         self.token_is_single_use = True
         self.renewed_ms = 0
         self.deadline_ms = 0
@@ -59,6 +60,9 @@ class PartitionClient:
 
     def stop(self):
         self.stopped = True
+
+    def abandon(self):
+        self.abandoned = True
 
     async def hand_over(self, *, flush_ms):
         assert self.stopped
@@ -76,6 +80,7 @@ class AssignmentsAlone:
         """(partition id, token, fence) of each report."""
         self.nudges = 0
         self.left = False
+        self.failures: list[BaseException] = []
         self.made: list[PartitionClient] = []
         self.assignments = Assignments(
             subject="s",
@@ -87,7 +92,7 @@ class AssignmentsAlone:
             membership=self,
             dispatch=self,
             codec=None,
-            fail=lambda error: None,
+            fail=self.failures.append,
         )
         self.assignments._make = self._make
 
@@ -257,3 +262,21 @@ async def test_watch_ends_a_client_whose_lease_lapsed():
     await asyncio.sleep(0.01)
     assert side.made[0].handed_over
     await side.assignments.close()
+
+
+async def test_tasks_of_a_partition_end_when_its_hand_over_fails():
+    """They sent acks for a consumer that was closed, and the fault was told nowhere."""
+    side = AssignmentsAlone()
+    side.give(grant(1))
+    error = ValueError("a fault of ours")
+
+    async def fail(_client):
+        raise error
+
+    side.quiesce = fail
+    side.assignments.end(side.made[0])
+    await asyncio.sleep(0.01)
+    assert side.made[0].abandoned
+    assert not side.made[0].handed_over
+    assert side.failures == [error]
+    assert side.assignments.ending == []
