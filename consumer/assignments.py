@@ -36,6 +36,7 @@ from .handling.stream import Stream
 from .handling.workers import Workers
 from .log_names import consumer_name
 from .membership import Membership
+from .places import BrokerPlaces
 from .pull_room import PullRoom
 from .pulling.acked_first import AckedFirstClient, AckedFirstSharedClient
 from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, why_lapsed
@@ -123,6 +124,8 @@ class Assignments:
         self._watch: asyncio.Task[None] | None = None
         self._stalls = Stalls()
         self._losses = Losses()
+        self._places: BrokerPlaces | None = None
+        """None: no other consumer would get what this one does not reach."""
 
     def forked(self) -> None:
         """Have no handler start in this process, which is a child: the leases are the parent's."""
@@ -130,7 +133,17 @@ class Assignments:
             client.start_no_more()
 
     def start(self) -> None:
-        """Begin to watch for the end of leases."""
+        """Begin to watch for the end of leases, and for brokers that are not reached."""
+        exclusive = self._settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
+        if exclusive and isinstance(self._membership, Membership):
+            self._places = BrokerPlaces(
+                self._name,
+                self._group,
+                membership=self._membership,
+                connections=self._connections,
+                clock=self._clock,
+                ttl_ms=self._settings.ttl_ms,
+            )
         self._watch = start_task(self._watch_deadline(), name="lease deadline")
 
     @property
@@ -202,6 +215,10 @@ class Assignments:
         """(partition id, token) of each partition that `session` has here or is still handing over."""
         clients = sorted((self._clients | self._ending).items())
         return tuple((key, client.token) for key, client in clients if client.session == session)
+
+    def unreached(self) -> tuple[str, ...]:
+        """Broker groups to which the consumer gets no connection, though the cluster hears of them."""
+        return () if self._places is None else self._places.unreached
 
     def fail(self, error: BaseException) -> None:
         """End the consumer."""
@@ -303,6 +320,12 @@ class Assignments:
     async def _end(self, client: PullClient) -> None:
         try:
             await self._hand_over(client)
+        except BaseException as error:
+            # A fault of ours, or the end of the event loop.  Tasks that stayed would send acks for a consumer that is closed.
+            client.abandon()
+            if isinstance(error, Exception):
+                self._fail(error)
+            raise
         finally:
             del self._hand_overs[client.partition_id]
             del self._ending[client.partition_id]
@@ -357,6 +380,8 @@ class Assignments:
         """Take no more grants, and hand every partition over."""
         assert self._watch is not None
         self._watch.cancel()
+        if self._places is not None:
+            self._places.close()
         self._closing = True
         hand_overs = self.hand_over_all()
         if hand_overs:
@@ -373,6 +398,7 @@ class Assignments:
         """
         self._fail = _ignore
         del self._dispatch, self._membership, self._rebalance
+        self._places = None
 
     # ── leases that end, and why ─────────────────────────────────────────────────────────────────────
     async def _watch_deadline(self) -> None:
@@ -393,6 +419,8 @@ class Assignments:
             self._log_stall()
             self._log_losses()
             self._dispatch.look()
+            if self._places is not None:
+                self._places.look(self.clients)
             check_ms = self._check_ms
 
     @property

@@ -35,7 +35,7 @@ from ..protocol.errors import (
 from ..protocol.groups import FailurePolicy, GroupStart
 from ..protocol.limits import HELD_AT_ONCE_MAX
 from ..protocol.operations import SubjectHistory
-from ..protocol.routing import ConsumeStrategy, OrderStrategy
+from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.identity import DrawBits
@@ -78,6 +78,10 @@ class GrantHolder(Protocol):
 
     def holding(self, session: str) -> tuple[tuple[int, int], ...]:
         """(partition id, token) of each partition that `session` has, or is handing over."""
+        ...
+
+    def unreached(self) -> tuple[str, ...]:
+        """Broker groups to which the consumer gets no connection."""
         ...
 
     def fail(self, error: BaseException) -> None:
@@ -166,6 +170,11 @@ class Membership:
     async def history(self) -> SubjectHistory:
         """Every partition that the subject ever had."""
         return await self._meta.history(self._subject)
+
+    async def partitions_by_broker(self) -> dict[str, Partition]:
+        """Broker group → one of the subject's partitions there; it has no address while the cluster does not hear of its broker."""
+        route = await self._meta.route(self._subject)
+        return {str(partition.broker_group): partition for partition in route.partitions}
 
     async def start(self, holder: GrantHolder) -> None:
         """
@@ -318,6 +327,7 @@ class Membership:
             wait_ms=wait_ms,
             suspended=self._suspended,
             group_id=self._group_id,
+            unreached=holder.unreached(),
         )
         poll = asyncio.timeout(None)  # ended by a nudge, and by no timer
         try:
@@ -473,4 +483,4 @@ def _may_share(body: Heartbeat, grants: Grants) -> bool:
     known = all(grant.partition.address is not None for grant in grants.grants)
     small = len(body.holding or ()) <= HELD_AT_ONCE_MAX
     waits = body.wait_ms > 0 and body.known_version == grants.version
-    return waits and known and small and not body.drained
+    return waits and known and small and not body.drained and not body.unreached

@@ -289,6 +289,9 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
     more than a Suspend call that arrived late or whose answer was lost."""
     group_id: int = 0
     """Of the join; 0: not said.  A join that arrives late may begin the session again, in a later group of the name."""
+    unreached: tuple[str, ...] | None = None
+    """Broker groups to which the session gets no connection, though the cluster hears of them; None: not said.  An exclusive
+    group's partitions there are granted to other sessions, if there is one that does not say the same."""
 
 
 class Grants(Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from ..protocol.errors import InvalidRequestError
 from ..protocol.message import Delivery, Message
+from ..user_database.autocommit import begin_before_savepoint, check_transaction
 from .rows import Look, Rows, Source
 from .tables import DEFAULT_PREFIX, SinkTables, tables_of
 
@@ -124,6 +125,7 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
             )
         connection = _connection_of(target)
         self._transaction, self._commit_refused = target.get_transaction(), False
+        check_transaction(connection)
         self._check_tables(connection)
         self._looks = [
             (source, Rows(connection, self._tables, source).look(sorted(self._by_source[source])))
@@ -134,6 +136,7 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         ]
         # The transaction must not end without the offset: its effects would be committed again at each try.
         event.listen(connection, "commit", self._refuse_commit)
+        event.listen(connection, "savepoint", begin_before_savepoint)
         self._guarded = connection
         todo: Any = bool(left) if self._todo is bool else left
         return todo  # type: ignore[no-any-return]  # its type was given by the caller
@@ -148,6 +151,7 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         guarded, self._guarded = self._guarded, None
         if guarded is not None:
             event.remove(guarded, "commit", self._refuse_commit)
+            event.remove(guarded, "savepoint", begin_before_savepoint)
         if error is not None:
             return
         if self._commit_refused or target.get_transaction() is not self._transaction:

@@ -19,6 +19,7 @@ from ...protocol.errors import CapabilityEndedError, KeylaneError, Unauthenticat
 from ...protocol.frames import Authenticate
 from ...rpc.access.caller import Caller
 from ...rpc.access.signing import is_proof, is_signed
+from .newest_news import NewestNews
 
 KNOWN_MAX = 10_000
 """Verified capabilities that are kept, those used last."""
@@ -64,6 +65,7 @@ class CapabilityJudge:
     def __init__(self, clock: Clock, ask_news: Callable[[], Awaitable[AccessNews]]) -> None:
         self._boot_ms = clock.boot_ms
         self._ask_news = ask_news
+        self._newest = NewestNews()
         self._news: AccessNews | None = None
         self._ahead_ms = 0
         self._verified: OrderedDict[str, Capability] = OrderedDict()
@@ -77,7 +79,13 @@ class CapabilityJudge:
         """Limits of scheduled messages."""
 
     def take_news(self, news: AccessNews) -> None:
-        """Judge by these from now on; the calendar of the metaserver goes on with this machine's boot clock."""
+        """
+        Judge by these from now on, unless others were newer.
+
+        The calendar of the metaserver goes on with this machine's boot clock.
+        """
+        if not self._newest.take(news, self._boot_ms()):
+            return
         self._ahead_ms = news.now_ms - self._boot_ms()
         before = self._news
         if before is None or (before.changed, before.keys, before.floor, before.cluster) != (

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...protocol.errors import CorruptLogError, KeylaneError
+from ...protocol.errors import CorruptBatchError, CorruptLogError, KeylaneError
 from ...protocol.ids import MAX_I64
 
 Row = tuple[int, int, int]
@@ -38,7 +38,7 @@ class PassedOver:
 
         That is all of it, but where a batch is damaged: those behind it may be whole.
         """
-        end = error.end_offset if isinstance(error, CorruptLogError) else None
+        end = error.end_offset if isinstance(error, CorruptLogError | CorruptBatchError) else None
         self._upto[source] = MAX_I64 if end is None else max(end, self._upto.get(source, 0))
         self.error = error
 

@@ -22,8 +22,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from ...protocol.batch import batch_starts, column_views
+from ...protocol.batch import check_batch, column_views
 from ...protocol.errors import (
+    CorruptBatchError,
     FencedError,
     KeylaneError,
     NotSentError,
@@ -45,6 +46,7 @@ from ...protocol.parked import (
     crash_of,
     is_loose,
 )
+from ...protocol.record import Header, read_header
 from ...protocol.routing import PartitionState
 from ...protocol.text import MAYBE_OLDER_COPY
 from ...rpc.client import BrokerClient
@@ -393,6 +395,7 @@ class Redrives:
 
         Raises:
             UnreachableError, PartitionUnknownError: the broker of the source does not answer, or lacks them.
+            CorruptBatchError: the first batch does not unpack; it names its offsets.
         """
         start, end = ranges[0][0], ranges[-1][1]
         try:
@@ -412,24 +415,25 @@ class Redrives:
         assert isinstance(answer, Batches)
         if not payload:
             raise _lacking(source, start)
-        upto = start
+        upto, at = start, 0
         delivery = kind(self._client, self._sender, key, source, logic_start)
         messages: list[Message] = []
-        for at, header in batch_starts(payload):
-            upto, base = header.next_offset, header.base_offset
-            wanted = [pair for pair in ranges if pair[0] < upto and base < pair[1]]
-            if not wanted:
-                continue
-            here = decode_messages(
-                column_views(payload, header, at),
-                header,
-                self._context.subject,
-                source,
-                self._context.who[3],
-                delivery,
-            )
+        who = (self._context.subject, source, self._context.who[3])
+        while at < len(payload):
+            try:
+                header = check_batch(payload, at)
+                base, after = header.base_offset, header.next_offset
+                wanted = [pair for pair in ranges if pair[0] < after and base < pair[1]]
+                cut = column_views(payload, header, at) if wanted else None
+            except CorruptBatchError as error:
+                if messages:
+                    break  # what is whole before it comes first
+                _name(error, payload, at, start=start)
+                raise
+            here = [] if cut is None else decode_messages(cut, header, *who, delivery)
             for low, high in wanted:
                 messages += here[max(low - base, 0) : max(high - base, 0)]
+            upto, at = after, at + header.length
         delivery.expect(len(messages))
         return messages, upto
 
@@ -472,3 +476,14 @@ def _lacking(source: int, offset: int) -> NotSentError:
         f"the broker of partition {source} stores nothing at offset {offset}, and {MAYBE_OLDER_COPY}",
         partition_id=source,
     )
+
+
+def _name(error: CorruptBatchError, payload: memoryview, at: int, *, start: int) -> None:
+    """Name the messages of a damaged batch, so that those behind it are read; its header has a checksum of its own."""
+    header = read_header(payload, at)
+    if isinstance(header, Header) and header.next_offset > start:
+        error.details |= {
+            "partition_id": header.partition_id,
+            "offset": header.base_offset,
+            "end_offset": header.next_offset,
+        }

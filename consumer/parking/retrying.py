@@ -22,7 +22,7 @@ import contextlib
 import logging
 from collections.abc import Iterable
 
-from ...protocol.errors import CorruptLogError, FencedError, KeylaneError
+from ...protocol.errors import CorruptBatchError, CorruptLogError, FencedError, KeylaneError
 from ...protocol.ids import MAX_I64
 from ...protocol.message import Message
 from ...protocol.offsets import Range
@@ -261,7 +261,9 @@ class Retrying:
                 error.message,
             )
             again = taken._replace(key=key)
-            damaged_upto = error.end_offset if isinstance(error, CorruptLogError) else None
+            damaged_upto = None
+            if isinstance(error, CorruptLogError | CorruptBatchError):
+                damaged_upto = error.end_offset
             self._due.failed(
                 again, self._client.boot_ns(), self._context.pause_ns, upto=damaged_upto
             )

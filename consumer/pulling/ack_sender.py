@@ -181,6 +181,7 @@ class AckSender:
                 except FencedError:
                     raise
                 except KeylaneError as error:
+                    self._partition.note_unanswered(error)
                     if not self._pauses.failures:
                         self._troubles.over()
                     level = self._troubles.level(error.message)

@@ -79,6 +79,8 @@ TRANSITIONS: dict[tuple[PullState, PullEvent], PullState] = {
 """Events by state; a pair that is not listed must not happen."""
 STARTING = frozenset({_S.ACQUIRING, _S.PULLING, _S.EXHAUSTED})
 """States in which handlers start."""
+ANSWERED = frozenset({_S.PULLING, _S.EXHAUSTED})
+"""States in which the broker has answered."""
 ENDED = frozenset({_S.CLOSED, _S.FENCED})
 """States in which the user's acks are refused."""
 

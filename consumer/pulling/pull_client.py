@@ -103,6 +103,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
         self.partition_id = int(grant.partition.partition_id)
         self.leased_id, self.token = self.partition_id, grant.token
         self.queue = int(grant.partition.queue)
+        self.broker_group = str(grant.partition.broker_group)
         self.logic_start = grant.partition.logic_start
         self.group, self.session, self.codec = group, session, owner.codec
         self.client = self
@@ -330,6 +331,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
     async def _acquire(self) -> None:
         answer, _ = await self.broker.call(self._acquire_request())
         assert isinstance(answer, Acquired)
+        self.no_connection_since_ms = None
         await self.parking.begin(answer)
         if not self._offsets.begun:
             self._offsets.begin(answer.cursor, answer.ranges)
@@ -355,13 +357,10 @@ class PullClient(UserAcks, SettingAside, PullViews):
 
     def acked_to(self, answer: Acked) -> None:
         """Note that acks are durable."""
+        self.no_connection_since_ms = None
         if answer.parked_version:
             self.parking.note(answer.parked_version)  # before the partition counts as drained
         self._acked_to(answer.cursor)
-
-    async def check_parked(self, version: int) -> None:
-        """As `KeyParking.check`."""
-        await self.parking.check(version)
 
     def _acked_to(self, cursor: int) -> None:
         """Note that the broker has acks of all messages below `cursor`."""
@@ -571,10 +570,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
     async def hand_over(self, *, flush_ms: int) -> None:
         """Once stopped, and once its handlers have ended: send the last acks and release the pull lock, within `flush_ms`."""
         self._on(PullEvent.CLOSED)
-        self._acking.cancel()
-        ending = [self._pulling, self._acking, *self.parking.stop()]
-        ending += [self._carefully] if self._carefully is not None else []
-        await asyncio.gather(*ending, return_exceptions=True)
+        await asyncio.gather(*self._cancel_tasks(), return_exceptions=True)
         try:
             if self.fenced:
                 return

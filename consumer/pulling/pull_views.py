@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -19,9 +20,11 @@ from ...rpc.liveness.told_texts import ToldTexts
 from ..delivery.pulled_batch import PulledBatch
 from ..log_names import partition_name
 from ..parking.key_parking import KeyParking
+from ..pull_room import RoomShare
 from ..settings import ConsumerSettings
+from ..unreached import NO_CONNECTION
 from .fetch_offsets import FetchOffsets
-from .lifetime import Lifetime
+from .lifetime import ANSWERED, Lifetime
 from .messages_in_flight import MessagesInFlight
 from .progress import Position, PullProgress
 from .pull_chain import PullChain
@@ -38,6 +41,8 @@ class PullViews(ABC):
 
     broker: BrokerClient
     """The client of the partition's broker."""
+    broker_group: str
+    """That of the partition."""
     deadline_ns: int
     """No handler starts after it."""
     group: str
@@ -55,6 +60,12 @@ class PullViews(ABC):
     life: Lifetime
     gate: PullGate
     parking: KeyParking
+    _acking: asyncio.Task[None]
+    _acks: Any
+    """An AckSender."""
+    _carefully: asyncio.Task[None] | None
+    _pulling: asyncio.Task[None]
+    _room: RoomShare
     _careful: Any
     """A CarefulHandOut, or None."""
     _chain: PullChain
@@ -66,6 +77,20 @@ class PullViews(ABC):
     _settings: ConsumerSettings
     _subject: str
     _troubles: ToldTexts
+    no_connection_since_ms: int | None = None
+    """Since when no call of the partition has got at its broker, by the boot clock; None: the last one did."""
+
+    def note_unanswered(self, error: KeylaneError) -> None:
+        """Note why a call of the partition failed."""
+        if not isinstance(error, NO_CONNECTION):
+            self.no_connection_since_ms = None
+        elif self.no_connection_since_ms is None:
+            self.no_connection_since_ms = self._clock.boot_ms()
+
+    @property
+    def has_connection(self) -> bool:
+        """Whether the last call of the partition got at its broker; False also before the first."""
+        return self.no_connection_since_ms is None and self.life.state in ANSWERED
 
     def _note_pull_failed(self, error: KeylaneError, failures: int) -> None:
         """
@@ -74,6 +99,7 @@ class PullViews(ABC):
         Each text is logged once in such a row; what lasts as a warning, once.
         """
         self.waiting_for = error.message
+        self.note_unanswered(error)
         if not failures:
             self._troubles.over()
         level = self._troubles.level(error.message)
@@ -199,14 +225,29 @@ class PullViews(ABC):
             and offsets.cursor >= offsets.next_offset
         )
 
+    # ── an end without a hand-over ───────────────────────────────────────────────────────────────────
+    def abandon(self) -> None:
+        """End what is left of it, without a word to the broker: its hand-over has failed.  A second call changes nothing."""
+        self._cancel_tasks()
+        self._acks.end()
+        self._room.leave()
+
+    def _cancel_tasks(self) -> list[asyncio.Task[None]]:
+        tasks = [self._pulling, self._acking, *self.parking.stop()]
+        if self._carefully is not None:
+            tasks.append(self._carefully)
+        for task in tasks:
+            task.cancel()
+        return tasks
+
     # ── what it is told ──────────────────────────────────────────────────────────────────────────────
     @abstractmethod
     def acked_to(self, answer: Acked) -> None:
         """Note that acks are durable."""
 
-    @abstractmethod
     async def check_parked(self, version: int) -> None:
         """Learn what an operator has changed, if a version of the broker's is newer than the one that is known."""
+        await self.parking.check(version)
 
     @abstractmethod
     def done(self, offset: int) -> None:

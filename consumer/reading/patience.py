@@ -15,7 +15,6 @@ from itertools import groupby
 from typing import TypeAlias
 
 from ...protocol.errors import (
-    ConnectionQuotaError,
     KeylaneError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
@@ -23,14 +22,13 @@ from ...protocol.errors import (
     UnreachableError,
 )
 from ...protocol.limits import READ_GIVE_UP_MS
+from ..unreached import NO_CONNECTION
 
 log = logging.getLogger("keylane.consumer")
 
-_NO_CONNECTION = (UnreachableError, ConnectionQuotaError)
-"""The second: a broker has ended the connection for another principal, until a place is free."""
 _LACKS = (PartitionUnknownError, OffsetOutOfRangeError)
 """The broker stands on an older copy of its data folder, for a while."""
-WAITED_FOR = (*_NO_CONNECTION, *_LACKS)
+WAITED_FOR = (*NO_CONNECTION, *_LACKS)
 """Failures that may pass."""
 
 Failures: TypeAlias = dict[int | None, KeylaneError]
@@ -135,7 +133,7 @@ class Patience:
 
 def _may_pass(error: KeylaneError) -> bool:
     """Whether the error may be over once a server is back at its address, or has a place for a connection."""
-    return isinstance(error, _NO_CONNECTION) and error.retry is not RetryRule.NEVER
+    return isinstance(error, NO_CONNECTION) and error.retry is not RetryRule.NEVER
 
 
 def _by_message(

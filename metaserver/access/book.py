@@ -101,6 +101,7 @@ class AccessBook:
         return AccessNews(
             cluster=self.cluster,
             now_ms=now_ms,
+            version=self.version,
             keys=dict(self.keys),
             changed={} if many else late,
             floor=max(late.values()) if many else 0,

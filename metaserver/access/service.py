@@ -67,6 +67,7 @@ from .audit_log import AuditLog
 from .book import AccessBook
 from .book_rows import read_book
 from .quota_rows import read_quotas, set_quota, unset_quota
+from .readings import Readings
 from .rows import (
     begin_access,
     create_token,
@@ -129,9 +130,7 @@ class AccessService:
         self._key_made_ms = 0
         self._own = OwnKey()
         self.book = AccessBook()
-        self._readings = 0
-        self._latest = 0
-        """The number of the reading that `book` is of."""
+        self._readings = Readings()
 
     async def start(self) -> None:
         """Read everything, and store the public key.  Raises StorageError."""
@@ -152,12 +151,9 @@ class AccessService:
 
     async def refresh(self) -> None:
         """Read everything anew: `book` has, from then on, all that was committed before this call.  Raises StorageError."""
-        self._readings += 1
-        number = self._readings
+        number = self._readings.begin()
         book = await self._database.read(read_book, self._clock.wall_ms())
-        # Readings that overlap end in any order.  One that began later has all that this one must have, and perhaps more.
-        if number > self._latest:
-            self._latest = number
+        if self._readings.is_newest(number, book.version):
             self.book = book.with_files(self._file_tokens, self._file_grants)
 
     async def _new_key(self) -> None:

@@ -2,7 +2,7 @@
 
 Invariants
     Every partition has exactly one session, if there is a session.
-    The sessions' shares differ by at most one.
+    The sessions' shares differ by at most one, unless a session does not get at the broker of a partition.
     No more partitions change their session than the shares demand.
 
 Quotas first, then keep, then fill; as Kafka's sticky assignor, without its search.  A session gives up the partitions
@@ -11,7 +11,8 @@ that it got last, so a rolling restart moves the same few partitions again and a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 from ...protocol.ids import PartitionId, SessionId
 
@@ -68,3 +69,39 @@ def allocate(
         allocated |= {next(free): session for _ in range(missing[session])}
     assert len(allocated) == len(known)
     return allocated
+
+
+def pass_on(
+    allocated: Mapping[PartitionId, SessionId],
+    sessions: Sequence[SessionId],
+    *,
+    current: Mapping[PartitionId, SessionId],
+    unreached: Mapping[PartitionId, Collection[SessionId]],
+) -> dict[PartitionId, SessionId]:
+    """
+    Pass partitions on from sessions that do not get at their brokers.
+
+    One stays with its present owner if that gets at it, so nothing moves to and fro; else the session with the fewest gets it.
+    Where no session gets at a partition, it stays where it is: a move would help none.
+
+    Args:
+        allocated: partition → session, without regard to `unreached`.
+        sessions: the live ones, as for `allocate`.
+        unreached: partition → sessions that do not get at it.
+    """
+    after = dict(allocated)
+    counts = Counter(after.values())
+    for partition in sorted(unreached.keys() & after.keys()):
+        session, shut_out = after[partition], unreached[partition]
+        able = [each for each in sessions if each not in shut_out]
+        if session in able:
+            continue
+        owner = current.get(partition, session)
+        if owner in (able or sessions):
+            heir = owner
+        else:
+            heir = min(able or [session], key=lambda each: counts[each])
+        counts[session] -= 1
+        counts[heir] += 1
+        after[partition] = heir
+    return after

@@ -68,6 +68,7 @@ from .locked_group import (
 )
 from .parked_ancestors import TakenOver, read_taken_over
 from .sessions import live_member, live_session
+from .unreached import read_unreached
 
 log = logging.getLogger("keylane.metaserver")
 
@@ -126,6 +127,7 @@ def settle_group(connection: Connection, group_id: int, *, anew: bool = False) -
             list(members),
             readable,
             suspended={session for session, suspended in members.items() if suspended},
+            unreached=read_unreached(connection, group_id, group.subject_id),
             last_token=group.last_token,
         )
     store_leases(connection, group_id, settlement.leases)

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from ...protocol.errors import TokenUnknownError
 from ...protocol.ids import FencingToken, PartitionId, SessionId
 from ...protocol.limits import TOKEN_STEP_MAX
 from ...protocol.routing import PartitionState
-from .allocation import allocate
+from .allocation import allocate, pass_on
 
 FENCE_BELIEVED_MAX = TOKEN_STEP_MAX // 2
 """The highest token that a fence can set.  Brokers that have seen no token accept as many grants after it.  Grants alone
@@ -148,6 +149,7 @@ def settle_leases(
     readable: Sequence[PartitionFacts],
     *,
     suspended: Collection[SessionId] = (),
+    unreached: Mapping[PartitionId, Collection[SessionId]] = MappingProxyType({}),
     last_token: FencingToken,
 ) -> Settlement:
     """
@@ -158,6 +160,7 @@ def settle_leases(
         sessions: the live ones, in the order of joining.
         readable: the partitions that `readable_partitions` returned.
         suspended: live sessions that are granted nothing; their leases are withdrawn.
+        unreached: partition → sessions that do not get at its broker; others have it, if there is one.
         last_token: the highest token that the group was ever granted.
     """
     live = set(sessions)
@@ -168,12 +171,14 @@ def settle_leases(
         for key, lease in leases.items()
     }
     able = [session for session in sessions if session not in suspended]
+    owners = _owners(after.values(), set(able))
     target = allocate(
         able,
         [partition.partition_id for partition in readable],
-        current=_owners(after.values(), set(able)),
+        current=owners,
         preferred=_heirs(after, readable, set(able)),
     )
+    target = pass_on(target, able, current=owners, unreached=unreached)
     changed: set[SessionId] = set()
     for partition_id in after.keys() | target.keys():
         lease = after.get(partition_id) or Lease(partition_id=partition_id)

@@ -43,7 +43,8 @@ from ...protocol.errors import (
 )
 from ...protocol.groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
 from ...protocol.http.at_once import HeartbeatAnswers, HeartbeatNews, Heartbeats
-from ...protocol.ids import ConsumerGroup, SessionId
+from ...protocol.ids import ConsumerGroup, SessionId, check_name
+from ...protocol.limits import UNREACHED_MAX
 from ...rpc.access.guard import CALLER
 from ..cluster.heard import Announcement
 from ..settings import MetaserverSettings
@@ -68,6 +69,7 @@ from .sessions import (
     suspend_session,
 )
 from .switch import switch_group
+from .unreached import note_unreached
 from .views import grants_versions, group_versions, list_groups, read_group
 
 log = logging.getLogger("keylane.metaserver")
@@ -355,6 +357,11 @@ class GroupService:
         if _suspend_reply_was_lost(ask, row):
             again = Suspend(session=session, suspended=bool(ask.suspended))
             await self._suspend(again, self._settling_first)
+        if _reaches_others(ask, row):
+            group_id = await self._database.write_first(
+                note_unreached, session, ask.unreached or ()
+            )
+            await self._settling_first.run(group_id, None)
         if ask.drained:
             drained_by = await self._database.write_first(
                 note_drained, session, ask.drained, ask.parked, ask.holding
@@ -548,10 +555,14 @@ def _settle_and_read(
 
 
 def _checked(ask: Heartbeat) -> SessionId:
-    """Raises SessionUnknownError, InvalidRequestError."""
+    """Raises SessionUnknownError, InvalidRequestError, InvalidNameError."""
     check_session(ask.session)
     if max(len(ask.drained), len(ask.parked), len(ask.holding or ())) > DRAINED_MAX:
         raise InvalidRequestError(f"at most {DRAINED_MAX} partitions at once")
+    if len(ask.unreached or ()) > UNREACHED_MAX:
+        raise InvalidRequestError(f"at most {UNREACHED_MAX} broker groups at once")
+    for name in ask.unreached or ():
+        check_name("broker group", name)
     return SessionId(ask.session)
 
 
@@ -559,7 +570,13 @@ def _reports(ask: Heartbeat, row: SessionRow) -> bool:
     """Whether a heartbeat may say more than that its session lives."""
     handed_over = row.handing_over and ask.holding is not None
     other = _is_of_another_group(ask, row)
-    return bool(ask.drained) or handed_over or other or _suspend_reply_was_lost(ask, row)
+    lost = _suspend_reply_was_lost(ask, row)
+    return bool(ask.drained) or handed_over or other or lost or _reaches_others(ask, row)
+
+
+def _reaches_others(ask: Heartbeat, row: SessionRow) -> bool:
+    """Whether the session gets connections to other brokers than was stored of it."""
+    return ask.unreached is not None and set(ask.unreached) != set(row.unreached)
 
 
 def _is_of_another_group(ask: Heartbeat, row: SessionRow) -> bool:

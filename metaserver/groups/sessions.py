@@ -72,6 +72,8 @@ class SessionRow:
     """Sessions of the same instance that ended with it; set by `join_group` only."""
     order_strategy: OrderStrategy = OrderStrategy.STRICT
     """Of its subject; set by `join_group` only."""
+    unreached: tuple[str, ...] = ()
+    """Broker groups to which it gets no connection."""
 
 
 _row = sa.select(
@@ -80,6 +82,7 @@ _row = sa.select(
     sessions.c.ttl_ms,
     sessions.c.grants_version,
     sessions.c.suspended,
+    sessions.c.unreached,
 )
 _named = sa.and_(
     groups.c.subject_id == sa.bindparam("of_subject"), groups.c.name == sa.bindparam("of_name")
@@ -534,4 +537,5 @@ def _session_row(row: Any) -> SessionRow:
         ttl_ms=row.ttl_ms,
         grants_version=row.grants_version,
         suspended=row.suspended,
+        unreached=tuple(row.unreached.split()),
     )

@@ -96,27 +96,47 @@ def _left_before(
     rows: Mapping[int, RebuiltPartition],
     children: Mapping[int, Sequence[Partition]],
 ) -> Iterator[str]:
-    """Yield a problem for each partition with messages left that has a gone partition among its descendants."""
+    """
+    Yield a problem for each partition with messages left that a gone partition continues, directly or not.
+
+    An ancestor without a key of the gone one is not meant: its messages are read before all that have its keys.
+    """
     kept = {status.partition_id for status in statuses if status.first_offset < status.next_offset}
     named: set[int] = set()
     for number, row in sorted(rows.items()):
         partition = row.partition
-        covered = sum(
-            min(partition.range_end, child.range_end)
-            - max(partition.range_start, child.range_start)
-            for child in children.get(number, ())
-            if child.state is not PartitionState.EXPIRED
-        )
-        sealed = partition.state is PartitionState.SEALED
-        if not sealed or covered >= partition.range_end - partition.range_start:
+        gone = _not_continued(partition, children.get(number, ()))
+        if partition.state is not PartitionState.SEALED or not gone:
             continue
-        before = ({number} | _ancestors(number, rows)) & kept
+        before = {
+            each
+            for each in ({number} | _ancestors(number, rows)) & kept
+            if any(_has(rows[each].partition, *part) for part in gone)
+        }
         for ancestor in sorted(before - named):
             yield (
                 f"partition {ancestor} has messages left, and a partition that continued it is gone: "
                 "name the broker of the gone one, or wait until retention has removed the messages"
             )
         named |= before
+
+
+def _not_continued(partition: Partition, children: Sequence[Partition]) -> list[tuple[int, int]]:
+    """The parts of a partition's range that none of these children continues."""
+    parts, start = [], partition.range_start
+    alive = [child for child in children if child.state is not PartitionState.EXPIRED]
+    for child in sorted(alive, key=lambda each: each.range_start):
+        if child.range_start > start:
+            parts.append((start, min(child.range_start, partition.range_end)))
+        start = max(start, child.range_end)
+    if start < partition.range_end:
+        parts.append((start, partition.range_end))
+    return parts
+
+
+def _has(partition: Partition, start: int, end: int) -> bool:
+    """Whether some of these logical partitions are the partition's."""
+    return partition.range_start < end and start < partition.range_end
 
 
 def _passed(

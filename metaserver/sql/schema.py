@@ -421,6 +421,13 @@ sessions = Table(
         index=True,
         comment="whose consumer it is; empty: not known, or without a limit",
     ),
+    Column(
+        "unreached",
+        String(4_096),
+        nullable=False,
+        server_default="",
+        comment="names of broker groups to which it gets no connection, with spaces between",
+    ),
     Index(None, "expires_at"),
 )
 

@@ -411,6 +411,7 @@ class CorruptBatchError(RefusedError):
     hint = "Send it again; if it repeats, look at the network or the memory of the machine."
     partition_id = Detail(int)
     offset = Detail(int)
+    end_offset = Detail(int)
 
 
 class FrameError(RefusedError):

@@ -18,5 +18,8 @@ class QuietHolder:
     def holding(self, _session: str) -> tuple[tuple[int, int], ...]:
         return ()
 
+    def unreached(self) -> tuple[str, ...]:
+        return ()
+
     def fail(self, error: BaseException) -> None:
         raise error

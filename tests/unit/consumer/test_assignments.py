@@ -45,6 +45,7 @@ class PartitionClient:
         self.drained = False
         self.stopped = False
         self.handed_over = False
+        self.abandoned = False
         self.token_is_single_use = True
         self.renewed_ms = 0
         self.deadline_ms = 0
@@ -60,6 +61,9 @@ class PartitionClient:
 
     def stop(self):
         self.stopped = True
+
+    def abandon(self):
+        self.abandoned = True
 
     async def hand_over(self, *, flush_ms):
         assert self.stopped
@@ -77,6 +81,7 @@ class AssignmentsAlone:
         """(partition id, token, fence) of each report."""
         self.nudges = 0
         self.left = False
+        self.failures: list[BaseException] = []
         self.made: list[PartitionClient] = []
         self.assignments = Assignments(
             subject="s",
@@ -88,7 +93,7 @@ class AssignmentsAlone:
             membership=self,
             dispatch=self,
             codec=None,
-            fail=lambda error: None,
+            fail=self.failures.append,
         )
         self.assignments._make = self._make
 
@@ -272,3 +277,21 @@ async def test_ended_tokens_are_of_the_latest_partitions_when_partitions_come_an
     consumer.give(grant(99, 99))
     await asyncio.sleep(0)
     assert not [client for client in consumer.made if client.partition_id == 99][1:]
+
+
+async def test_tasks_of_a_partition_end_when_its_hand_over_fails():
+    """They sent acks for a consumer that was closed, and the fault was told nowhere."""
+    side = AssignmentsAlone()
+    side.give(grant(1))
+    error = ValueError("a fault of ours")
+
+    async def fail(_client):
+        raise error
+
+    side.quiesce = fail
+    side.assignments.end(side.made[0])
+    await asyncio.sleep(0.01)
+    assert side.made[0].abandoned
+    assert not side.made[0].handed_over
+    assert side.failures == [error]
+    assert side.assignments.ending == []

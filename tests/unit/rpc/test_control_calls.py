@@ -530,7 +530,7 @@ async def test_broker_answers_control_calls_on_the_same_port(network, serve):
 async def test_heartbeat_is_json_of_its_type():
     """What is sent is what the drawing in protocol/control.py says."""
     assert encode_json(Heartbeat(session="s", drained=(1,))) == (
-        b'{"session":"s","known_version":-1,"drained":[1],"parked":[],"holding":null,"wait_ms":0,"suspended":null,"group_id":0}'
+        b'{"session":"s","known_version":-1,"drained":[1],"parked":[],"holding":null,"wait_ms":0,"suspended":null,"group_id":0,"unreached":null}'
     )
 
 

@@ -479,3 +479,84 @@ def test_block_works_again_after_a_commit_inside_of_it(engine):
         with block as todo:
             assert todo
     assert done(engine) == [(3, 4)]
+
+
+# ── transactions that are none ───────────────────────────────────────────────────────────────────────
+def test_effect_is_refused_when_its_engine_has_autocommit(engine):
+    """Each statement was committed by itself: effects without their offset, and nothing said so."""
+    alone = engine.execution_options(isolation_level="AUTOCOMMIT")
+    with pytest.raises(InvalidRequestError, match="AUTOCOMMIT"):
+        effect(alone, delivered(1))
+    with engine.connect() as connection:
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        with pytest.raises(InvalidRequestError, match="AUTOCOMMIT"):
+            with FencedSession(connection, delivered(1)):
+                raise AssertionError
+    made = sa.create_engine(engine.url, isolation_level="AUTOCOMMIT")
+    with made.begin() as connection:
+        with pytest.raises(InvalidRequestError, match="AUTOCOMMIT"):
+            with fenced(connection, delivered(1)):
+                raise AssertionError
+    made.dispose()
+    assert (entries(engine), done(engine)) == ([], [])
+    assert effect(engine, delivered(1))
+
+
+async def test_effect_is_refused_when_its_async_engine_has_autocommit(engine):
+    alone = create_async_engine(
+        engine.url.set(drivername="sqlite+aiosqlite"), isolation_level="AUTOCOMMIT"
+    )
+    with pytest.raises(InvalidRequestError, match="AUTOCOMMIT"):
+        async with AsyncSession(alone) as session, FencedSession(session, delivered(1)):
+            raise AssertionError
+    await alone.dispose()
+    assert entries(engine) == []
+
+
+def test_effect_is_taken_when_the_driver_begins_nothing_and_an_event_does(engine):
+    """As SQLAlchemy's page about SQLite advises."""
+    own = sa.create_engine(engine.url, connect_args={"isolation_level": None})
+    sa.event.listen(own, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+    assert effect(own, delivered(1))
+    own.dispose()
+    assert entries(engine) == [1]
+
+
+@pytest.mark.parametrize("isolation_level", ["", None])
+def test_effect_is_rolled_back_when_its_first_statement_is_in_a_savepoint(engine, isolation_level):
+    """The driver had begun no transaction, and the end of the savepoint committed."""
+    own = sa.create_engine(engine.url, connect_args={"isolation_level": isolation_level})
+    if isolation_level is None:
+        sa.event.listen(own, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+
+    def fail() -> None:
+        with Session(own) as session, FencedSession(session, delivered(1)):
+            with session.begin_nested():
+                session.add(Entry(offset=1))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert (entries(engine), done(engine)) == ([], [])
+    with Session(own) as session, FencedSession(session, delivered(1)):
+        with session.begin_nested():
+            session.add(Entry(offset=1))
+    own.dispose()
+    assert (entries(engine), done(engine)) == ([1], [(1, 2)])
+
+
+async def test_effect_is_rolled_back_when_its_first_statement_is_in_a_savepoint_of_an_async_session(
+    engine,
+):
+    own = create_async_engine(engine.url.set(drivername="sqlite+aiosqlite"))
+
+    async def fail() -> None:
+        async with AsyncSession(own) as session, FencedSession(session, delivered(1)):
+            async with session.begin_nested():
+                session.add(Entry(offset=1))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        await fail()
+    await own.dispose()
+    assert (entries(engine), done(engine)) == ([], [])

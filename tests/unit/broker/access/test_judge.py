@@ -69,6 +69,18 @@ async def test_capability_ends_by_time_and_by_a_change_of_its_principal():
     await signed.judge.identify(signed.text(version=6))
 
 
+async def test_capability_stays_refused_when_a_metaserver_tells_of_before_its_end():
+    """Two metaservers answer in turns, and one of them had not read the change."""
+    signed = Signed()
+    text = signed.text()
+    before = replace(signed.news, version=5)
+    signed.judge.take_news(before)
+    signed.judge.take_news(replace(signed.news, version=6, changed={"shop": 6}))
+    signed.judge.take_news(before)
+    with pytest.raises(CapabilityEndedError):
+        await signed.judge.identify(text)
+
+
 async def test_unknown_key_is_asked_for_once():
     signed, other = Signed(), Signed()
     for _ in range(3):

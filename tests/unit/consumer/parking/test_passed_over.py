@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from keylane.consumer.parking.passed_over import PassedOver
-from keylane.protocol.errors import CorruptLogError, UnreachableError
+from keylane.protocol.errors import (
+    CorruptBatchError,
+    CorruptLogError,
+    KeylaneError,
+    UnpackError,
+    UnreachableError,
+)
 
 ROWS = [(1, 0, 4), (1, 6, 9), (2, 0, 3)]
 
@@ -14,12 +22,14 @@ def test_rows_left_are_up_to_a_count_of_messages_when_nothing_was_passed_over():
     assert passed.rows_left(ROWS, 5) == [(1, 0, 4), (1, 6, 7)]
 
 
-def test_rows_left_begin_behind_a_damaged_batch():
+@pytest.mark.parametrize("error", [CorruptLogError, CorruptBatchError, UnpackError])
+def test_rows_left_begin_behind_a_damaged_batch(error: type[KeylaneError]):
+    """A batch that did not unpack took the whole source with it, at each try again."""
     passed = PassedOver()
-    passed.note(1, CorruptLogError(offset=0, end_offset=2))
+    passed.note(1, error(offset=0, end_offset=2))
     assert passed
     assert passed.rows_left(ROWS, 4) == [(1, 2, 4), (1, 6, 8)]
-    passed.note(1, CorruptLogError(offset=6, end_offset=8))
+    passed.note(1, error(offset=6, end_offset=8))
     assert passed.rows_left(ROWS, 4) == [(1, 8, 9), (2, 0, 3)]
 
 

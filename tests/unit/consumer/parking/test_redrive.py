@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from keylane.consumer import ConsumerSettings
 from keylane.consumer.pulling.pull_client import PullClient
+from keylane.protocol.batch import batch_starts
 from keylane.protocol.errors import (
     CorruptLogError,
     KeylaneError,
@@ -25,6 +26,7 @@ from keylane.protocol.parked.changes import (
     Unpark,
     decode_changes,
 )
+from keylane.protocol.record import HEADER_BYTES
 from keylane.protocol.routing import PartitionState
 from support.pulling import FAST, NotingOwner, ScriptedBroker, opened, stored
 from unit.consumer.reading.test_lineage_order import past
@@ -118,8 +120,9 @@ async def test_parked_messages_are_given_up_when_their_partition_is_gone(gone):
 class DamagedBroker(HomeBroker):
     """Has a damaged batch at offset 0, a whole one at 2, and both as parked messages of these keys."""
 
-    def __init__(self, key: ParkKey) -> None:
+    def __init__(self, key: ParkKey, *, unpacks: bool = True) -> None:
         super().__init__()
+        self._unpacks = unpacks
         self.end = 0  # nothing else is pulled
         self.parked = {key: [(1, 0, 4)]}
         self.reads: list[int] = []
@@ -133,16 +136,27 @@ class DamagedBroker(HomeBroker):
                 return ParkedRows(tuple(rows), len(rows)), b""
             case Read(offset=offset):
                 self.reads.append(offset)
+                if offset < 2 and self.damaged and not self._unpacks:
+                    return Batches(0, 4, 4, False), not_unpacking(0) + stored(2)
                 if offset < 2 and self.damaged:
                     raise CorruptLogError(partition_id=1, offset=0, end_offset=2)
                 return Batches(0, 4, offset - offset % 2 + 2, False), stored(offset - offset % 2)
         return await super().call(request, payload, wait_ms=wait_ms)
 
 
+def not_unpacking(base_offset: int) -> bytes:
+    """A batch whose lengths do not add up: its sender has packed it so, or what the broker sent was changed on the way."""
+    record = bytearray(stored(base_offset))
+    ((_, header),) = batch_starts(record)
+    record[HEADER_BYTES + 8 * header.count] += 1  # the length of the first key
+    return bytes(record)
+
+
+@pytest.mark.parametrize("unpacks", [True, False])
 @pytest.mark.parametrize("key", [RETRIED, b""])
-async def test_redrive_of_loose_messages_passes_over_those_that_cannot_be_read(key):
+async def test_redrive_of_loose_messages_passes_over_those_that_cannot_be_read(key, unpacks):
     """They wait for nothing: a damaged batch holds up no other, and is read again once it is whole."""
-    broker, owner = DamagedBroker(key), NotingOwner()
+    broker, owner = DamagedBroker(key, unpacks=unpacks), NotingOwner()
     owner.redrives = True
     async with opened(PullClient, broker, owner, ConsumerSettings(backoff=FAST)) as client:
         client.parking._redrives.begin(key)

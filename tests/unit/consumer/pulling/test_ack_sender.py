@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from keylane.consumer import ConsumerSettings
 from keylane.consumer.pulling.ack_sender import AckSender, linger_s
 from keylane.consumer.pulling.messages_in_flight import MessagesInFlight
-from keylane.protocol.errors import FencedError, NotSentError, OverloadedError
+from keylane.protocol.errors import FencedError, KeylaneError, NotSentError, OverloadedError
 from keylane.protocol.frames import Ack, Acked, Request
 from sim.machines.store import SESSION
 from support.cluster import eventually
@@ -53,9 +53,13 @@ class ToldPartition:
         self.broker = broker
         self.cursors: list[int] = []
         self.checked: list[int] = []
+        self.failures: list[KeylaneError] = []
 
     def acked_to(self, answer: Acked) -> None:
         self.cursors.append(answer.cursor)
+
+    def note_unanswered(self, error: KeylaneError) -> None:
+        self.failures.append(error)
 
     def knows_parked(self, version: int) -> bool:
         return version <= max(self.checked, default=0)

@@ -210,3 +210,17 @@ async def test_messages_that_the_broker_left_out_are_acked_in_one_range():
         assert {each for ranges in acked for each in ranges} <= {(0, 2), (0, 5), (2, 5), (6, 8)}
         assert (6, 8) in acked[-1]
         assert client.outstanding == 0
+
+
+async def test_tasks_end_when_a_client_is_abandoned():
+    """Its hand-over has failed: acks must not be sent for a consumer that is closed."""
+    broker = ScriptedBroker(batches=1)
+    async with pulling(broker) as (client, owner):
+        await eventually(lambda: len(owner.messages) == 2)
+        waiting = asyncio.create_task(client.acked())
+        client.done(1)
+        await asyncio.sleep(0)
+        client.abandon()
+        client.abandon()
+        await eventually(lambda: client._pulling.done() and client._acking.done())
+        assert not await asyncio.wait_for(waiting, 5)

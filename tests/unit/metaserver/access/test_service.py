@@ -94,3 +94,22 @@ async def test_access_service_keeps_what_was_granted_when_readings_overlap(
     database.ends[-1].set_result(None)
     await again
     assert service.book.version == 1, "a database that was restored from a backup counts"
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+async def test_access_service_keeps_the_newer_version_when_the_reading_that_began_later_saw_the_older_one(
+    order: tuple[int, int],
+) -> None:
+    """Each runs on a thread of its own, and the first may reach the database last."""
+    database: Any = OverlappingReads()
+    nothing: Any = None
+    service = AccessService(database, clock=SystemClock(), known={}, audit=nothing)
+    readings = []
+    for version in (2, 1):
+        database.version = version
+        readings.append(asyncio.create_task(service.refresh()))
+        await asyncio.sleep(0)
+    for number in order:
+        database.ends[number].set_result(None)
+        await readings[number]
+    assert service.book.version == 2

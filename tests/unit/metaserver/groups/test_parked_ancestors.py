@@ -200,3 +200,40 @@ def test_ancestor_behind_a_lost_partition_counts_when_it_is_the_parent_of_anothe
         }
 
     assert rows.run(ranges) == {3: {1: ()}, 4: {1: ((0, 512),)}}
+
+
+@pytest.mark.parametrize("grandparent_left", [False, True])
+def test_parent_whose_loss_was_accepted_holds_no_child_up(grandparent_left: bool):
+    """
+    Named as expired it is given up by its child at once; it is not named where more of its lineage is read.
+
+    Either way nothing of it is waited for, and what the living grandparent has parked is taken over.
+    """
+    rows = Rows()
+    rows.report("g1")
+    rows.create("s", 1)
+    rows.resize("s", 2)
+    rows.resize("s", 1)
+    joined = rows.run(
+        join_group, Join(subject="s", group="g", session="a" * 32, ttl_ms=9_000), sessions_max=9
+    )
+
+    def taken(connection: sa.Connection) -> dict[int, PartitionState]:
+        here = {"group_id": joined.group_id}
+        for number, (token, parked) in {
+            1: (4, grandparent_left),
+            2: (5, True),
+            3: (6, False),
+        }.items():
+            row = here | {"partition_id": number}
+            connection.execute(sa.insert(drained_rows).values(row | {"parked": parked}))
+            connection.execute(sa.insert(leases).values(row | {"token": token, "withdrawn": False}))
+        lost = sa.update(partitions).where(partitions.c.partition_id == 2)
+        connection.execute(lost.values(lost=True, state=PartitionState.EXPIRED))
+        held = read_partitions(connection, BY_ID, ids=[4])
+        ancestors = read_taken_over(connection, joined.group_id, held).get(PartitionId(4), [])
+        return {int(each.partition.partition_id): each.partition.state for each in ancestors}
+
+    ancestors = rows.run(taken)
+    assert ancestors.get(2, PartitionState.EXPIRED) is PartitionState.EXPIRED
+    assert (1 in ancestors) is grandparent_left

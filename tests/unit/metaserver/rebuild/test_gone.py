@@ -138,6 +138,27 @@ def test_rebuild_is_refused_when_messages_are_left_before_a_gone_partition() -> 
     assert states(rebuilt(emptied(before), half, other))[3] is EXPIRED
 
 
+@pytest.mark.parametrize("left", [1, 2])
+def test_rebuild_is_refused_for_messages_left_of_keys_that_the_gone_partition_had(
+    left: int,
+) -> None:
+    """1 and 2 were merged into 3, and 3 was split into 4 and 5, which is gone.  Of 1, which has no key of 5, all waits as before."""
+    first = status(1, 0, 512, sealed=True, group="g2", token=4)
+    second = status(2, 512, 1024, sealed=True, group="g2", token=4)
+    parts = [
+        first if left == 1 else emptied(first),
+        second if left == 2 else emptied(second),
+        emptied(part(3, 1, 2, sealed=True, token=5)),
+        status(4, 0, 512, parents=(3,), group="g2", token=6),
+        status(6, 512, 1024, parents=(5,), group="g2", token=7),
+    ]
+    if left == 1:
+        assert states(rebuilt(*parts))[5] == EXPIRED
+        return
+    with pytest.raises(InvalidRequestError, match="partition 2 has messages left"):
+        rebuilt(*parts)
+
+
 def test_rebuild_is_refused_when_an_open_partition_is_gone() -> None:
     """A range without an open partition is refused; so is a broker that answers although it is said to be gone."""
     with pytest.raises(InvalidRequestError, match="do not cover"):

@@ -1,0 +1,127 @@
+"""The consumer's connections to brokers, as it tells of them: asks the cluster about brokers that it does not reach, and tries them.
+
+`unreached.py` decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from ..protocol.clock import Clock
+from ..protocol.errors import KeylaneError
+from ..protocol.frames import ListParked
+from ..protocol.routing import Partition
+from ..rpc.connections import Connections
+from ..rpc.race import start_task
+from .membership import Membership
+from .pulling.pull_client import PullClient
+from .unreached import NO_CONNECTION, UnreachedBrokers, patience_for
+
+log = logging.getLogger("keylane.consumer")
+
+
+class BrokerPlaces:
+    """
+    The brokers at which a consumer of an exclusive group has a place.
+
+    Args:
+        name: of the consumer, for log lines.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        group: str,
+        *,
+        membership: Membership,
+        connections: Connections,
+        clock: Clock,
+        ttl_ms: int,
+    ) -> None:
+        self._name = name
+        self._group = group
+        self._membership = membership
+        self._connections = connections
+        self._clock = clock
+        self._brokers = UnreachedBrokers(patience_for(ttl_ms))
+        self._asking: asyncio.Task[None] | None = None
+
+    @property
+    def unreached(self) -> tuple[str, ...]:
+        """Broker groups that are not reached, as heartbeats say it."""
+        return self._brokers.told
+
+    def look(self, clients: Sequence[PullClient]) -> None:
+        """Look at the consumer's partitions; called from time to time."""
+        failing: dict[str, int] = {}
+        reached: set[str] = set()
+        for client in clients:
+            since_ms = client.no_connection_since_ms
+            if since_ms is not None:
+                failing[client.broker_group] = max(since_ms, failing.get(client.broker_group, 0))
+            elif client.has_connection:
+                reached.add(client.broker_group)
+        if self._brokers.note(failing, reached):
+            self._membership.nudge()
+        asking = self._asking is not None and not self._asking.done()
+        if not asking and (due := self._brokers.due(self._clock.boot_ms())):
+            self._asking = start_task(self._ask(due), name="ask for places")
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._asking is not None:
+            self._asking.cancel()
+
+    async def _ask(self, due: Sequence[str]) -> None:
+        """Decide about brokers that are not reached, by what the cluster says of them."""
+        try:
+            partitions = await self._membership.partitions_by_broker()
+        except KeylaneError as error:
+            log.info("%s: brokers that it does not reach: %s", self._name, error.message)
+            return
+        for name in due:
+            partition = partitions.get(name)
+            known = self._brokers.is_told(name)
+            away = (
+                partition is None
+                or partition.address is None
+                or (not self._brokers.is_tried(name) and await self._is_reached(partition))
+            )
+            now_ms = self._clock.boot_ms()
+            if away:
+                changed = self._brokers.forget(name, now_ms)
+            else:
+                self._brokers.stay(name, now_ms)
+                changed = not known
+            if changed:
+                self._tell(name, unreached=not away)
+                self._membership.nudge()
+
+    async def _is_reached(self, partition: Partition) -> bool:
+        """
+        Whether the broker answers on a data connection.
+
+        It is asked something that changes nothing, and the refusal that comes, because this is no owner, is an answer: an
+        open connection alone may lead nowhere.
+        """
+        assert partition.address is not None
+        who = (int(partition.partition_id), self._group, self._membership.session, 0)
+        try:
+            await self._connections.broker_at(partition.address).call(ListParked(*who, first=0))
+        except NO_CONNECTION:
+            return False
+        except KeylaneError:
+            pass
+        return True
+
+    def _tell(self, name: str, *, unreached: bool) -> None:
+        if unreached:
+            log.warning(
+                "%s gets no connection to broker group %s, of which the cluster hears: other members of its group get its "
+                "partitions there, if they do",
+                self._name, name,
+            )  # fmt: skip
+        else:
+            log.warning("%s takes partitions of broker group %s again", self._name, name)

@@ -1,0 +1,91 @@
+"""Brokers to which a consumer gets no connection although the cluster hears of them: which it says to the metaserver.  Pure.
+
+    a pull client fails ─▶ for the patience ─▶ asks: does the cluster hear of the broker? ── no ──▶ waits anew
+            ▲                                                 │ yes
+            │ another way it is as before                     ▼
+    reached, or no broker of the subject ◀── looked at ── told in each heartbeat, others get the partitions
+
+A broker that is down is away for everybody: nothing is told of it, so partitions do not move to and fro while it is restarted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from ..protocol.errors import ConnectionQuotaError, UnreachableError
+from ..protocol.limits import UNREACHED_MAX
+
+NO_CONNECTION = (UnreachableError, ConnectionQuotaError)
+"""The second: a broker has ended the connection for another principal, until a place is free."""
+PATIENCE_MS_MIN = 15_000
+"""Above the time within which the cluster notes that a broker is silent (`broker_ttl_ms`)."""
+
+
+def patience_for(ttl_ms: int) -> int:
+    """How long a consumer without a connection keeps what it was granted at a broker."""
+    return max(ttl_ms, PATIENCE_MS_MIN)
+
+
+class UnreachedBrokers:
+    """The broker groups without a connection, and since when; every time is of the boot clock, in ms."""
+
+    def __init__(self, patience_ms: int) -> None:
+        self._patience_ms = patience_ms
+        self._failing: dict[str, int] = {}
+        """Those with partitions of the consumer → from when its patience counts."""
+        self._looks: dict[str, int] = {}
+        """Those that were told → when it is looked at them again."""
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What heartbeats say."""
+        return tuple(sorted(self._looks))[:UNREACHED_MAX]
+
+    def note(self, failing: Mapping[str, int], reached: Collection[str]) -> bool:
+        """
+        Note how the consumer's partitions are.
+
+        Args:
+            failing: broker group → since when none of its partitions has had a connection.
+            reached: those with a partition that has one.
+
+        Returns:
+            Whether less is told from now on.
+        """
+        self._failing = {
+            name: max(since_ms, self._failing.get(name, since_ms))
+            for name, since_ms in failing.items()
+            if name not in reached
+        }
+        back = self._looks.keys() & set(reached)
+        for name in back:
+            del self._looks[name]
+        return bool(back)
+
+    def due(self, now_ms: int) -> list[str]:
+        """Those about which the cluster is to be asked now."""
+        over = {
+            name
+            for name, since_ms in self._failing.items()
+            if name not in self._looks and now_ms - since_ms >= self._patience_ms
+        }
+        over |= {name for name, look_ms in self._looks.items() if now_ms >= look_ms}
+        return sorted(over)
+
+    def is_told(self, name: str) -> bool:
+        """Whether heartbeats say that a broker group is not reached."""
+        return name in self._looks
+
+    def is_tried(self, name: str) -> bool:
+        """Whether partitions of the consumer try to get a connection by themselves."""
+        return name in self._failing
+
+    def stay(self, name: str, now_ms: int) -> None:
+        """Tell, from now on or still, that a broker group is not reached; it is looked at again after the patience."""
+        self._looks[name] = now_ms + self._patience_ms
+
+    def forget(self, name: str, now_ms: int) -> bool:
+        """Tell no more of a broker group: it is reached, or away for everybody.  Returns whether it was told."""
+        if name in self._failing:
+            self._failing[name] = now_ms
+        return self._looks.pop(name, None) is not None

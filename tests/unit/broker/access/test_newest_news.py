@@ -1,0 +1,36 @@
+"""News of access that are older than others do not count, unless nothing newer is told for long."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from keylane.broker.access.newest_news import OLDER_AFTER_MS, NewestNews
+from keylane.protocol.access.capability import AccessNews
+
+NEW = AccessNews(cluster="c", now_ms=0, keys={}, version=7)
+OLD = replace(NEW, version=6)
+
+
+def test_older_news_are_passed_over_while_newer_are_told() -> None:
+    newest = NewestNews()
+    assert newest.take(NEW, 0)
+    assert not newest.take(OLD, 1_000)
+    assert newest.take(NEW, 9_000)
+    assert not newest.take(OLD, 9_000 + OLDER_AFTER_MS - 1)
+
+
+def test_older_news_count_when_nothing_newer_was_told_for_long() -> None:
+    """The database was restored from a backup."""
+    newest = NewestNews()
+    newest.take(NEW, 0)
+    assert newest.take(OLD, OLDER_AFTER_MS)
+    assert newest.take(OLD, OLDER_AFTER_MS + 1)
+    assert newest.take(NEW, OLDER_AFTER_MS + 2)
+
+
+def test_news_count_when_they_are_of_another_cluster_or_say_no_version() -> None:
+    newest = NewestNews()
+    newest.take(NEW, 0)
+    assert newest.take(replace(OLD, cluster="d"), 1)
+    newest.take(NEW, 2)
+    assert newest.take(replace(NEW, version=0), 3)
