@@ -122,6 +122,11 @@ def check_batch(options: ReadOptions) -> None:
         raise ConfigError(
             "commitGroup: a group follows a stream; a batch of Spark says nothing of its sink"
         )
+    if options.max_rows_per_trigger is not None:
+        raise ConfigError(
+            "maxRowsPerTrigger: limits the batches of a stream; spark.read reads everything from `start` to `end`: leave the "
+            "option out, and set these where fewer rows are wanted"
+        )
 
 
 def select_partitions(routes: Sequence[Route], options: ReadOptions) -> list[SelectedPartition]:

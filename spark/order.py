@@ -40,4 +40,6 @@ def ordered(frame: DataFrame, tasks: int | None = None) -> DataFrame:
         raise ConfigError(f"tasks is a whole number above 0, not {tasks!r:.40}")
     keys = [name for name in ("subject",) if name in frame.columns] + ["logical_partition"]
     spread = frame.repartition(*keys) if tasks is None else frame.repartition(tasks, *keys)
-    return spread.sortWithinPartitions(*keys, *ORDER[1:])
+    # Rows without a key have equal places in several partitions: a task that is repeated has to give them in one order.
+    ties = [name for name in ("partition",) if name in frame.columns]
+    return spread.sortWithinPartitions(*keys, *ORDER[1:], *ties)

@@ -79,9 +79,11 @@ class KeylaneSource(DataSource):
             behind_backfill(options)
             self._check_streamable(options)
             try:
-                # PySpark does not say whether this is a stream, which alone may begin behind a backfill or move a group.
+                # PySpark does not say whether this is a stream, which alone may begin behind a backfill, move a group, or have
+                # its batches limited.
                 start = EARLIEST if options.start.manifest else options.start
-                self._snapshot(replace(options, start=start, commit_group=None))
+                batch = replace(options, start=start, commit_group=None, max_rows_per_trigger=None)
+                self._snapshot(batch)
             except OffsetOutOfRangeError as error:
                 # A stream that goes on from its checkpoint may have a start that retention has passed since: only a
                 # batch fails.

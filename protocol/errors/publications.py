@@ -101,7 +101,8 @@ class RowsDifferError(RefusedError):
     summary = "a repeated task gave other rows"
     hint = (
         "Make the rows of a task the same each time: read fixed ranges, and sort within each task "
-        "(sortWithinPartitions), for a shuffle delivers rows in any order."
+        "(sortWithinPartitions), for a shuffle delivers rows in any order.  A stream whose checkpoint is an older copy, or has "
+        "lost its offsets, has other rows under numbers of batches that were written: give it a new checkpointLocation."
     )
     task = Detail(int)
     partition_id = Detail(int)

@@ -22,7 +22,7 @@ class RangeUnreadableError(KeylaneError):
     code = 1330
     retry = RetryRule.LATER
     summary = "the range could not be read"
-    hint = "Is the broker of the partition running?  The rows of the range are fixed: the same read again gives them."
+    hint = "Is the broker of the partition running, and its subject not deleted?  The rows of the range are fixed: the same read again gives them."
     subject = Detail(str)
     partition_id = Detail(int)
     start = Detail(int)

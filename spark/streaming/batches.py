@@ -14,12 +14,16 @@ Source: Spark runs the batches of a query one after another.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from ...protocol.limits import PARTITION_MESSAGES_MAX
 from .lineage import Branch, View
 from .offset import StreamOffset
+
+PARTS_MAX = 16
+"""A batch that has no limit takes at least such a part of all messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +79,29 @@ def next_offset(
 
     Args:
         ends: partition id → where the stream ends; other partitions are not read.  None: it does not end.
-        rows_max: the most messages of the batch; None: all that there are.
+        rows_max: the most messages of the batch; None: all that there are, but for what `_up_to_a_seal` holds back.
     """
     origin = replace(start, initial=False) if start.initial else None
     done = finished(view, start)
     begins: dict[int, int] = {}
     counts: dict[int, int] = {}
+    waiting: dict[int, int] = {}
     for number, stored in view.stored.items():
-        if number in done or not _may_begin(view, start, number, done):
+        if number in done:
             continue
         begin = max(start.at(number), stored.first)
         stop = stored.end if ends is None else min(stored.end, ends.get(number, 0))
-        if stop > begin:
+        if stop > begin and _may_begin(view, start, number, done):
             begins[number], counts[number] = begin, stop - begin
+        elif stop > begin:
+            waiting[number] = stop - begin
     if not counts:
         return start if origin is None else replace(origin, origin=origin)
     offsets = dict(start.offsets)
-    for number, count in shares(counts, rows_max, turn=sum(start.offsets.values())).items():
+    behind = _behind(view, waiting, counts.keys(), done)
+    rows_max = _up_to_a_seal(counts, behind) if rows_max is None else rows_max
+    turn = sum(start.offsets.values())
+    for number, count in shares(counts, rows_max, turn=turn, behind=behind).items():
         if number not in offsets:
             for passed_by in view.lineage.passed_by(number) - done - offsets.keys():
                 offsets[passed_by] = start.at(passed_by)
@@ -227,13 +237,24 @@ def task_ranges(
     return tasks
 
 
-def shares(counts: Mapping[int, int], rows_max: int | None, *, turn: int) -> dict[int, int]:
+def shares(
+    counts: Mapping[int, int],
+    rows_max: int | None,
+    *,
+    turn: int,
+    behind: Mapping[int, int] = MappingProxyType({}),
+) -> dict[int, int]:
     """
-    The messages that a batch takes of each partition: by how many there are, at least one, `rows_max` together.
+    The messages that a batch takes of each partition: by how many there are, at least one, `rows_max` together at most.
 
     Where there are more partitions than rows, `turn` says whose turn it is.
+
+    Args:
+        behind: partition id → messages that wait until it is read.  They count for its share: else partitions without any
+            would be read up to now while others are days behind, whose rows a watermark then drops.
     """
-    total = sum(counts.values())
+    weights = {number: count + behind.get(number, 0) for number, count in counts.items()}
+    total = sum(weights.values())
     if rows_max is None or total <= rows_max:
         return dict(counts)
     numbers = sorted(counts)
@@ -242,12 +263,53 @@ def shares(counts: Mapping[int, int], rows_max: int | None, *, turn: int) -> dic
         return dict.fromkeys((numbers[first:] + numbers[:first])[:rows_max], 1)
     # After one message of each, the others are divided in proportion; what rounding leaves goes by remainder.
     spare, rest = rows_max - len(numbers), total - len(numbers)
-    parts = {number: divmod(spare * (counts[number] - 1), rest) for number in numbers}
+    parts = {number: divmod(spare * (weights[number] - 1), rest) for number in numbers}
     taken = {number: 1 + whole for number, (whole, _) in parts.items()}
     left = rows_max - sum(taken.values())
     for number in sorted(numbers, key=lambda number: -parts[number][1])[:left]:
         taken[number] += 1
-    return taken
+    return {number: min(count, counts[number]) for number, count in taken.items()}
+
+
+def _up_to_a_seal(counts: Mapping[int, int], behind: Mapping[int, int]) -> int | None:
+    """
+    The messages of a batch that has no limit, of partitions with messages behind them; None: all.
+
+    A watermark drops what is older than the rows of the batch before the last one.  So the batch ends, in all partitions in
+    proportion, where the first of them is read whole; a sixteenth of all at least, so that a long lineage has few batches.
+    """
+    weights = {number: count + behind.get(number, 0) for number, count in counts.items()}
+    total = sum(weights.values())
+    parts = [
+        -(-total * counts[number] // weight)
+        for number, weight in weights.items()
+        if weight > counts[number]
+    ]
+    return max(min(parts), total // PARTS_MAX, len(counts)) if parts else None
+
+
+def _behind(
+    view: View, waiting: Mapping[int, int], read: Collection[int], done: Collection[int]
+) -> dict[int, int]:
+    """
+    The messages that wait behind each partition, in any number of steps; those behind several are divided among them.
+
+    Args:
+        waiting: partition id → messages, of partitions that may not begin.
+        read: the partitions that this batch reads: they wait for none.
+        done: those of which nothing is left: none waits for them.
+    """
+    behind: dict[int, int] = {}
+    if not waiting:
+        return behind
+    for number in reversed(view.lineage.branches):
+        count = waiting.get(number, 0) + behind.get(number, 0)
+        if number in read or not count:
+            continue
+        before = [parent for parent in view.lineage.before(number) if parent not in done]
+        for parent in before:
+            behind[parent] = behind.get(parent, 0) + count // len(before)
+    return behind
 
 
 def _may_begin(view: View, offset: StreamOffset, partition_id: int, done: set[int]) -> bool:

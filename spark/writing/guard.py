@@ -1,13 +1,13 @@
-"""Refuses rows whose offsets do not rise in their source partition: the order of their keys would be lost.  Pure.
+"""Refuses rows of a key whose offsets do not rise in their source partition: their order would be lost.  Pure.
 
 The columns `partition` (or `queue`) and `offset` (or `logic_offset`) say where a row was read; with several subjects
-`subject` as well.  Offsets have to rise within each source partition of a task.
+`subject` as well.  Offsets have to rise within each source partition and logical partition of a task: that keeps each key in
+order, and `keylane.spark.ordered` gives the logical partitions of a source partition one after another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,8 @@ class OrderGuard:
     def __init__(self, columns: tuple[str, str], *, task: int) -> None:
         self._partition, self._offset = columns
         self._task = task
-        self._latest: dict[str, int] = {}
+        self._latest: dict[str, npt.NDArray[np.int64]] = {}
+        """Source partition → the last offset of each logical partition; -1: none."""
         self.sources: dict[str, int] = {}
         """As in TaskReport."""
 
@@ -103,25 +104,36 @@ class OrderGuard:
         self._look(prefix, parts, offsets, logical, np.arange(first_row, first_row + len(parts)))
 
     def _look(self, prefix: str, parts: Any, offsets: Any, logical: Any, rows: Any) -> None:
-        order = np.argsort(parts, kind="stable")
+        order = np.lexsort((logical, parts))  # stable: the rows of a group stay in their order
         parts, offsets, logical, rows = parts[order], offsets[order], logical[order], rows[order]
-        edges = np.flatnonzero(np.diff(parts, prepend=parts[0] - 1, append=parts[-1] + 1))
-        falls = np.flatnonzero((np.diff(offsets) <= 0) & (np.diff(parts) == 0))
+        is_next = (np.diff(parts) == 0) & (np.diff(logical) == 0)
+        falls = np.flatnonzero((np.diff(offsets) <= 0) & is_next)
         if len(falls):
             at = int(falls[0]) + 1
             raise self._wrong(
                 f"{prefix}{parts[at]}", int(rows[at]), int(offsets[at]), int(offsets[at - 1])
             )
-        for start, end in pairwise(edges.tolist()):
-            source = f"{prefix}{parts[start]}"
-            latest = self._latest.get(source, -1)
-            if int(offsets[start]) <= latest:
-                raise self._wrong(source, int(rows[start]), int(offsets[start]), latest)
-            self._latest[source] = int(offsets[end - 1])
-            bits = self.sources.get(source, 0)
-            for each in np.unique(logical[start:end]).tolist():
-                bits |= 1 << each if each != _NO_KEY else 0
-            self.sources[source] = bits
+        edges = np.flatnonzero(np.concatenate(([True], ~is_next, [True])))
+        firsts, lasts = edges[:-1], edges[1:] - 1
+        for part in np.unique(parts).tolist():
+            groups = parts[firsts] == part
+            self._follow(f"{prefix}{part}", firsts[groups], lasts[groups], offsets, logical, rows)
+
+    def _follow(
+        self, source: str, firsts: Any, lasts: Any, offsets: Any, logical: Any, rows: Any
+    ) -> None:
+        """Check that the groups of a source partition, one of each logical partition, go on behind those before."""
+        latest = self._latest.setdefault(source, np.full(_NO_KEY + 1, -1, np.int64))
+        before = latest[logical[firsts]]
+        falls = np.flatnonzero(offsets[firsts] <= before)
+        if len(falls):
+            at = int(firsts[falls[0]])
+            raise self._wrong(source, int(rows[at]), int(offsets[at]), int(before[falls[0]]))
+        latest[logical[firsts]] = offsets[lasts]
+        bits = self.sources.get(source, 0)
+        for each in logical[firsts].tolist():
+            bits |= 1 << each if each != _NO_KEY else 0
+        self.sources[source] = bits
 
     def _numbers(self, batch: pa.RecordBatch, name: str) -> Any:
         column = batch.column(name)

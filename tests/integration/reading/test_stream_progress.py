@@ -169,3 +169,14 @@ def test_batch_has_no_group_that_follows(shared_cluster, subject, monkeypatch):
     monkeypatch.setattr(source_module, "LIMITED", False)
     with pytest.raises(NotStreamableError, match="commitGroup"):
         KeylaneSource(given).schema()
+
+
+def test_limit_of_a_streams_batches_is_refused_by_a_batch(shared_cluster, subject):
+    """`load()` cannot know which of both is meant; a batch would read everything all the same."""
+    source = KeylaneSource(
+        {"meta": shared_cluster.meta, "subject": subject, "maxRowsPerTrigger": "3"}
+    )
+    schema = source.schema()
+    with pytest.raises(ConfigError, match="maxRowsPerTrigger: limits the batches of a stream"):
+        source.reader(schema)
+    source.streamReader(schema)

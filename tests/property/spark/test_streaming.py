@@ -265,6 +265,19 @@ def test_shares_are_as_many_as_allowed_and_one_at_least(counts, rows_max, turn):
     assert len(taken) == min(rows_max, len(counts))
 
 
+@given(
+    st.dictionaries(st.integers(1, 50), st.integers(1, 1_000), min_size=1, max_size=12),
+    st.dictionaries(st.integers(1, 50), st.integers(1, 9_000), max_size=12),
+    st.integers(1, 3_000),
+)
+def test_shares_are_no_more_than_those_of_all_messages_when_some_wait(counts, behind, rows_max):
+    """A partition takes of what it has what it would take if it had what waits behind it, too."""
+    taken = shares(counts, rows_max, turn=0, behind=behind)
+    weights = {number: count + behind.get(number, 0) for number, count in counts.items()}
+    of_all = shares(weights, rows_max, turn=0)
+    assert taken == {number: min(count, counts[number]) for number, count in of_all.items()}
+
+
 @pytest.mark.parametrize("rows_max", [1, 2])
 def test_partitions_take_turns_where_there_are_fewer_rows(rows_max):
     """No partition waits for ever."""

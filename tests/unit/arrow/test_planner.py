@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from keylane.arrow.planner import (
+    check_batch,
     check_named,
     depths,
     lineages,
@@ -356,3 +357,17 @@ def test_partition_that_is_read_alone_is_placed_by_its_own_times():
     selected = select_partitions([table], chosen)
     (planned,) = plan_ranges(selected, {4: bounds(4, 0, 10, offsets_at=(6,))}, chosen)
     assert planned.start == 6
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ({"start": ReadBound(0, manifest="/data")}, "where a stream"),
+        ({"commit_group": "billing"}, "a group follows a stream"),
+        ({"max_rows_per_trigger": 10}, "maxRowsPerTrigger: limits the batches of a stream"),
+    ],
+)
+def test_batch_refuses_an_option_that_only_a_stream_has(option, says):
+    """Passed over, it would let a program read everything that believes it reads a part."""
+    with pytest.raises(ConfigError, match=says):
+        check_batch(ReadOptions(meta=("h:1",), subjects=("s",), **option))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from keylane.protocol.operations import PartitionHistory
 from keylane.protocol.routing import Partition, PartitionState
 from keylane.spark.streaming.batches import (
@@ -196,3 +198,27 @@ def test_tasks_of_a_batch_stay_when_it_is_replayed_after_a_resize_and_a_loss():
     )
     before = View(Lineage(branches_of("s", history)))
     assert batch_ranges(view, start, end) == batch_ranges(before, start, end)
+
+
+@pytest.mark.parametrize(("rows_max", "ahead_max"), [(100, 50), (None, 0)])
+def test_batch_holds_back_a_partition_when_others_have_more_behind_them(rows_max, ahead_max):
+    """1 was moved twice, 4 never: read up to now at once, 4 would have a watermark drop the rows of 2 and 3."""
+    history = [*CHAIN, past(4, state=PartitionState.OPEN)]
+    stored = {
+        1: StoredOffsets(0, 40, True),
+        2: StoredOffsets(0, 60, True),
+        3: StoredOffsets(0, 100),
+        4: StoredOffsets(0, 200),
+    }
+    view = View(Lineage(branches_of("s", history)), stored)
+    offset, moved, never_moved = first_offset(view, {}, {"s": 1}), [0], [0]
+    while (end := next_offset(view, offset, rows_max=rows_max)) is not offset:
+        rows = {
+            each.partition_id: each.end - each.start for each in batch_ranges(view, offset, end)
+        }
+        never_moved.append(never_moved[-1] + rows.pop(4, 0))
+        moved.append(moved[-1] + sum(rows.values()))
+        offset = end
+    assert (moved[-1], never_moved[-1]) == (200, 200)
+    assert max(b - a for a, b in zip(moved, never_moved, strict=True)) <= ahead_max
+    assert len(moved) <= 1 + 4 + 2  # batches of a hundred, and one more for each seal

@@ -12,8 +12,10 @@ from keylane.spark.writing.guard import OrderGuard, guarded_columns
 PAIR = ("partition", "offset")
 
 
-def look(*batches: list[tuple[int, int]], subject: list[str] | None = None) -> dict[str, int]:
-    """The sources after rows of (partition, offset), whose logical partition is their offset."""
+def look(
+    *batches: list[tuple[int, int]], subject: list[str] | None = None, of_one_key: bool = False
+) -> dict[str, int]:
+    """The sources after rows of (partition, offset), whose logical partition is their offset; or 7, of one key."""
     guard, first = OrderGuard(PAIR, task=2), 0
     for rows in batches:
         columns = {
@@ -22,7 +24,7 @@ def look(*batches: list[tuple[int, int]], subject: list[str] | None = None) -> d
         }
         if subject is not None:
             columns["subject"] = pa.array(subject)
-        logical = np.array([row[1] for row in rows], np.uint16)
+        logical = np.array([7 if of_one_key else row[1] for row in rows], np.uint16)
         guard.look(pa.record_batch(columns), logical, np.ones(len(rows), np.bool_), first)
         first += len(rows)
     return guard.sources
@@ -49,9 +51,14 @@ def test_rows_of_several_partitions_may_alternate():
 def test_offset_that_does_not_rise_is_refused(batches, row: int, offset: int, before: int):
     """Within a record batch and from one to the next; the error names the row, and the offset before it."""
     with pytest.raises(RowOrderError) as caught:
-        look(*batches)
+        look(*batches, of_one_key=True)
     assert (caught.value.row, caught.value.offset, caught.value.task) == (row, offset, 2)
     assert caught.value.message.endswith(f", after offset {before}")
+
+
+def test_rows_of_one_logical_partition_after_another_are_taken():
+    """As `ordered` gives them: the order of each key is kept, whatever lies between; so from one record batch to the next."""
+    assert look([(1, 5), (1, 4)], [(1, 3)]) == {"1": 1 << 3 | 1 << 4 | 1 << 5}
 
 
 def test_partitions_of_two_subjects_are_two_sources():
