@@ -54,10 +54,10 @@ class PastWatch:
 
     async def work(self) -> None:
         while True:
-            self._look()
+            self.look()
             await asyncio.sleep(LOOK_S)
 
-    def _look(self) -> None:
+    def look(self) -> None:
         raw, now = self._world.shelf._raw, self._world.loop.now
         subjects = {row[0]: row[1] for row in raw.execute("SELECT subject_id, name FROM subjects")}
         hidden = {row[0] for row in raw.execute("SELECT hidden_for FROM subjects")}
