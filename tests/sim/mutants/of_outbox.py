@@ -105,15 +105,6 @@ def scan_begins_behind_the_last_row(patches: Patches) -> None:
     real = patches.set(round_module.rows, "waiting", waiting)
 
 
-def rows_of_halted_keys_go_on(patches: Patches) -> None:
-    """Rows behind a failed row of their key are recorded and sent."""
-
-    def assign(rows: Any, tables: Any, _halted: Any, **limits: Any) -> Any:
-        return real(rows, tables, (), **limits)
-
-    real = patches.set(round_module, "assign", assign)
-
-
 def rows_are_recorded_newest_first(patches: Patches) -> None:
     """The rows that are read together are put into batches from the last one on."""
 
@@ -132,6 +123,5 @@ BREAKS: tuple[Breaks, ...] = (
     sealed_partition_gives_up,
     doubtful_batches_return,
     scan_begins_behind_the_last_row,
-    rows_of_halted_keys_go_on,
     rows_are_recorded_newest_first,
 )

@@ -10,7 +10,7 @@ from sim.features.harder.parked import DamagedParks, RetainedParks
 from sim.features.harder.past import ForgottenCutOvers
 from sim.features.harder.quotas import Quotas
 from sim.features.instances import Instances
-from sim.features.lacking import Damaged, OnLostDisks
+from sim.features.lacking import OnLostDisks
 from sim.features.later import REPEATING, REPEATING_EVERY, LaterDeliveries
 from sim.features.live_resets import LiveResetting, sets_parts
 from sim.features.loops import PROMPT, PROMPT_EVERY, Loops
@@ -165,7 +165,6 @@ SHOWN_IN: dict[str, Callable[[int], bool]] = {
     "unfinished_writes_stay": _journals_are_full,
     "unheard_sessions_hold_the_place": _joins_come_late,
     "unreadable_parked_messages_are_given_up": _is(DamagedParks),
-    "what_cannot_be_read_is_not_parted": _is(Damaged),
 }
 """By the mutant's name: whether the world of a seed may show it."""
 

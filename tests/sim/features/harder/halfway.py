@@ -26,13 +26,14 @@ STEPS = ("hosted", "sealing", "telling", "opened")
 class Halfway(Feature):
     """See the module."""
 
-    never = frozenset({"cordon"})
+    never = frozenset({"cordon", "evacuate"})
+    """Nothing else lets partitions come to a broker group that is being left."""
 
     @classmethod
     def plan(cls, swarm: Swarm, rng: random.Random) -> Swarm:
         return replace(
             swarm,
-            faults=frozenset(name for name in swarm.faults if rng.random() < 0.3),
+            faults=frozenset(name for name in sorted(swarm.faults) if rng.random() < 0.3),
             metaservers=2,
             consumers=2,
             groups=rng.choice((1, 2)),
@@ -62,6 +63,19 @@ class Halfway(Feature):
             await meta.reshape(ask)
         except KeylaneError as error:
             self.world.trace(f"not begun: {error!r}")
+            return
+        if ask.kind is OperationKind.EVACUATE:
+            stay = self._staying(ask.broker_group)
+            self.problems += [f"{stay} stay where all was to leave"] if stay else []
+
+    def _staying(self, broker_group: str) -> list[int]:
+        """The open partitions of a broker group that no operation is to seal."""
+        raw = self.world.shelf._raw
+        ask = (
+            "SELECT partition_id FROM partitions p WHERE broker_group = ? AND state = 'open' AND NOT EXISTS"
+            " (SELECT 1 FROM steps s WHERE s.partition_id = p.partition_id AND s.action = 'seal')"
+        )
+        return [row[0] for row in raw.execute(ask, (broker_group,))]
 
     async def _evacuate(self) -> None:
         """The source, or the target, dies while its metaserver does."""

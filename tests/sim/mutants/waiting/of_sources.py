@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keylane.consumer.parking import due_tries, redrive
+from keylane.consumer.parking import redrive
 from keylane.consumer.parking.ancestors import Ancestors
 from keylane.consumer.parking.due_tries import DueTries
 from keylane.consumer.parking.passed_over import PassedOver
@@ -49,11 +49,6 @@ def asking_never_ends(patches: Patches) -> None:
             self._failing[taken.source].asking = True
 
     real = patches.set(DueTries, "failed", failed)
-
-
-def what_cannot_be_read_is_not_parted(patches: Patches) -> None:
-    """A damaged message and those next to it that wait for retry are asked for together, for ever."""
-    patches.set(due_tries, "_parted", lambda ranges, _upto: ranges)
 
 
 def loose_messages_wait_for_each_other(patches: Patches) -> None:
@@ -153,7 +148,6 @@ BREAKS: tuple[Breaks, ...] = (
     held_tries_are_forgotten,
     failed_reads_are_forgotten,
     asking_never_ends,
-    what_cannot_be_read_is_not_parted,
     loose_messages_wait_for_each_other,
     damage_hides_the_rest_of_its_source,
     passed_over_is_never_asked_again,
