@@ -131,7 +131,7 @@ def test_operation_goes_with_its_subject():
     assert not past.watch.left
 
 
-def test_what_is_over_is_left_until_it_is_forgotten():
+def test_past_row_is_left_until_it_is_forgotten():
     past = Past()
     assert past.watch.left
     past.later(KNOWN_S, "DELETE FROM operations")

@@ -1,4 +1,4 @@
-"""Messages that end the process of whoever handles them: each is set aside after a few ends, and no other message with it.
+"""Messages that end the process that handles them: each is set aside after a few ends, and no other message with it.
 
 All is quiet otherwise, and there is one partition, so that what a message is accused of is exact: the first end accuses
 none, the second makes suspects of all that was pulled, the third accuses the one that was begun alone.

@@ -92,7 +92,7 @@ class DamagedParks(Parks):
     def _parked(self) -> dict[bytes, list[Place]]:
         """By key: its parked messages, in order, of all partitions that are not taken over."""
         expired = expired_in(self.world)
-        found: dict[bytes, set[Place]] = {}
+        by_key: dict[bytes, set[Place]] = {}
         for broker in self.world.brokers:
             for number, parked in parked_on(broker.store).items() if broker.store else ():
                 if parked.frozen or number in expired:
@@ -100,9 +100,9 @@ class DamagedParks(Parks):
                 for key, known in parked.items():
                     if isinstance(key, bytes) and key:
                         rows = known.rows(0, 1 << 30)
-                        places = found.setdefault(key, set())
+                        places = by_key.setdefault(key, set())
                         places |= {(s, at) for s, low, high in rows for at in range(low, high)}
-        return {key: sorted(places) for key, places in found.items()}
+        return {key: sorted(places) for key, places in by_key.items()}
 
     def _stuck(self) -> dict[bytes, list[Place]]:
         """By key: its parked messages that are not behind one that cannot be read."""
