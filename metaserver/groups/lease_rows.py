@@ -55,8 +55,8 @@ from .leases import (
 )
 from .locked_group import (
     LockedGroup,
+    lock_able_sessions,
     lock_group,
-    lock_sessions,
     raise_versions,
     read_leases,
     read_leases_of,
@@ -177,7 +177,9 @@ def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> Rele
             last_token = _token_floor(last_token, ask.fence)
     if not free:
         return ReleaseOutcome(changes=NO_CHANGES, refused=refused)
-    able = lock_sessions(connection, {lease.wanted for lease in free.values() if lease.wanted})
+    # The one that it was withdrawn for may have been suspended since, and the group is not settled yet.
+    wanted = {lease.wanted for lease in free.values() if lease.wanted}
+    able = lock_able_sessions(connection, wanted)
     changed: set[SessionId] = set()
     for partition_id, lease in sorted(free.items()):
         granted = grant(lease, last_token=last_token) if lease.wanted in able else None

@@ -101,11 +101,21 @@ def sweep_members(
 
 
 _sessions_locked = lock_in_order(sessions.c.session.in_(sa.bindparam("ids")))
+_group_is_suspended = (
+    sa.select(sa.literal(1))
+    .where(groups.c.group_id == sessions.c.group_id, groups.c.suspended)
+    .correlate(sessions)
+    .exists()
+)
+_able_locked = lock_in_order(
+    sessions.c.session.in_(sa.bindparam("ids")),
+    sa.not_(sa.or_(sessions.c.suspended, _group_is_suspended, client_is_suspended)),
+)
 
 
-def lock_sessions(connection: Connection, ids: Collection[SessionId]) -> set[SessionId]:
-    """Lock the ones of these sessions that exist, and return them."""
-    rows = connection.execute(_sessions_locked, {"ids": list(ids)}).scalars()
+def lock_able_sessions(connection: Connection, ids: Collection[SessionId]) -> set[SessionId]:
+    """Lock the ones of these sessions that exist and are not suspended, by themselves or an operator, and return them."""
+    rows = connection.execute(_able_locked, {"ids": list(ids)}).scalars()
     return {SessionId(session) for session in rows}
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from keylane.consumer.pulling.suspects import CAREFUL_MS
 from sim.actors.consumers import ConsumerHost
+from sim.machines.database import Shelf
 from sim.service import PATIENCE_S
 
 LOOK_S = 0.25
@@ -69,3 +70,16 @@ async def outlast_reasons(consumers: Iterable[ConsumerHost], late: Callable[[], 
         if now_s > min(began_s + LONGEST_S, earliest_s + PATIENCE_S):
             return
         await asyncio.sleep(LOOK_S)
+
+
+async def misallocated(shelf: Shelf, limit_s: float) -> list[str]:
+    """
+    What is wrong with who was granted what, and, once all is quiet, with who has how much.
+
+    The members of a group have as many partitions then, but for one; a hand-over that is under way has `limit_s`.
+    """
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + limit_s
+    while (uneven := shelf.uneven_shares()) and loop.time() < until_s:
+        await asyncio.sleep(LOOK_S)
+    return uneven + shelf.problems[:8]

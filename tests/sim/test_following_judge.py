@@ -8,7 +8,7 @@ import pytest
 
 from keylane.checker.events import Ranged, Sent, Settled, Stored
 from sim.following.judge import Truth, check_follower, truth_of
-from sim.following.notes import Given, Kept, Opened, Told
+from sim.following.notes import Given, Kept, Opened, Passed, Told
 
 FIRST = Opened(0, 0, after_keeping=False)
 KEY = b"k0"
@@ -152,6 +152,31 @@ def test_row_of_a_row_may_come_after_its_message_when_the_follower_had_a_part_of
     notes, problem
 ):
     said = told([FIRST, *notes], TWICE_CARRIED)
+    assert problem in said if problem else not said
+
+
+@pytest.mark.parametrize(
+    ("position", "problem"), [(1, ""), (2, "was given (3, 0) again, as (1, 0)")]
+)
+def test_row_of_a_row_comes_once_when_the_follower_of_one_key_was_behind_the_partition(
+    position, problem
+):
+    """The last message of the partition has another key: what the follower was given does not tell whether it had read it."""
+    truth = stored_at((1, 0), carried=True, members={3})
+    truth.stored |= {(number, 0): (KEY, b"p0.1:0") for number in (2, 3)}
+    truth.stored[1, 1] = (b"other", b"p0.1:1")
+    notes = [FIRST, Passed(1, position), MESSAGES[0], Passed(3, 1), ROWS_OF_ROWS[0]]
+    said = told(notes, truth, key=KEY)
+    assert problem in said if problem else not said
+    kept = [
+        FIRST,
+        Passed(1, position),
+        MESSAGES[0],
+        Kept(),
+        Passed(1, 2),
+        Opened(0, 0, after_keeping=True),
+    ]
+    said = told([*kept, Passed(3, 1), ROWS_OF_ROWS[0]], truth, key=KEY)
     assert problem in said if problem else not said
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from keylane.protocol.clock import SystemClock
 from keylane.rpc.environment import Environment
+from sim.features.world import HARDER as HARDER_KINDS
+from sim.features.world import kind_of
 from sim.machines.calls import WINDOW_S, CallRates
 from sim.machines.real_clock import no_real_clock
 from sim.mutants.bank import MUTANTS, seeds_for
@@ -42,6 +44,15 @@ FEATURES_SAMPLE = tuple(
     FEATURES_FIRST + number for number in (0, 1, 2, 4, 5, 6, 8, 11, 12, 14, 23, 28, 29, 53, 83, 113)
 )
 """One seed of each feature; `make sim WORLD=features` runs more."""
+HARDER_SAMPLE = tuple(
+    FEATURES_FIRST + 1_000_000 + number for number in (12, 21, 22, 24, 27, 30, 36, 37, 39)
+)
+"""Damage and retention under parked keys, two faults at a time, what is forgotten, messages that end processes, quotas."""
+HARDER = tuple(
+    seed
+    for seed in range(FEATURES_FIRST + 1_000_000, FEATURES_FIRST + 1_000_180)
+    if kind_of(seed - FEATURES_FIRST) in HARDER_KINDS.values()
+)
 FEATURES = range(FEATURES_FIRST, FEATURES_FIRST + 60)
 FOLLOWED_SAMPLE = tuple(FOLLOWED_FIRST + number for number in (1, 5, 9, 12, 14))
 """Readers follow the subject while operators reshape, brokers remove old messages, a folder is copied, a disk is lost."""
@@ -60,6 +71,7 @@ FOUND = (
     2_000_019_068, 2_000_019_632, 2_000_020_045, 2_000_020_163, 2_000_020_250, 2_000_021_163, 2_000_021_191,
     2_000_022_043, 2_000_026_514, 2_000_040_139, 2_000_048_803, 3_000_000_041, 3_000_000_073, 3_000_000_393,
     3_000_000_444, 4_000_000_126, 4_000_040_138, 4_000_050_124,
+    4_000_400_011,
 )  # fmt: skip
 """Later seeds that found a fault once, of the product or of the simulation."""
 FOUND_SAMPLE = FOUND[1::12]
@@ -102,6 +114,13 @@ def test_seeds_end_without_an_anomaly(seeds, processes):
 @pytest.mark.parametrize("seeds", _sample_and_rest(FEATURES, FEATURES_SAMPLE))
 def test_features_keep_their_promises_when_programs_die(seeds, processes):
     """Deletions, growths, later deliveries, tables, first messages, live resets, parks, loops, instances, retries, sources that lack messages, cut-overs, a shared outbox."""
+    _check_clean(seeds, processes)
+
+
+@pytest.mark.timeout(1_200)
+@pytest.mark.parametrize("seeds", _sample_and_rest(HARDER, HARDER_SAMPLE))
+def test_harder_features_keep_their_promises_when_programs_die(seeds, processes):
+    """What is rare elsewhere is made there on purpose; see `sim/features/harder/`."""
     _check_clean(seeds, processes)
 
 

@@ -42,7 +42,7 @@ from sim.actors.retaining import DeadGroupHost, verify_on_the_way
 from sim.actors.users import SHARED, Preloaded, Users
 from sim.copies import Copier, is_copied
 from sim.faults import Faults
-from sim.lateness import outlast_reasons
+from sim.lateness import misallocated, outlast_reasons
 from sim.machines.calls import WatchedCalls
 from sim.machines.database import Shelf
 from sim.machines.logs import Removed, read_log
@@ -415,6 +415,7 @@ class World:
         if not await self._drain(healed_at + DRAIN_S):
             return -1.0
         drained_s = self.loop.now - healed_at
+        self.loop.faults += await misallocated(self.shelf, self.service.limit_s)
         self.outboxes.settle()
         await self._in_operator(self._tell_abandoned())
         self.loop.faults += await self._in_operator(
@@ -460,9 +461,8 @@ class World:
     async def _drain(self, until: float) -> bool:
         """Wait until all is handled, done and verified; returns False if that takes longer."""
         verified = False
-        while not (
-            verified and self._drained() and self.at_rest
-        ):  # the last look is the moment of the final log
+        # The last look is the moment of the final log.
+        while not (verified and self._drained() and self.at_rest):
             if self.loop.now > until:
                 return False
             await asyncio.sleep(LOOK_S)
@@ -474,7 +474,7 @@ class World:
                 and await self._in_operator(self._operations_done())
             ):
                 violations = await self._in_operator(self._verify())
-                # A broker that has not reported itself yet may be looked for at its old address; in the end all have.
+                # A broker may be looked for at its old address until it has reported itself.
                 verified = not violations or all(broker.heard for broker in self.brokers)
                 if verified:
                     self.loop.faults += violations

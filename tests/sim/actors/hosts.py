@@ -36,6 +36,7 @@ from keylane.metaserver.resets.live import LiveResets
 from keylane.metaserver.resets.service import ResetService
 from keylane.metaserver.retention.announcer import Announcer
 from keylane.metaserver.retention.expirer import Expirer
+from keylane.metaserver.retention.past_expirer import PastExpirer
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.clock_restart import adopt_boot
 from keylane.metaserver.starts.service import StartService
@@ -133,6 +134,10 @@ class MetaHost(Host):
         self.crash_after_steps: int | None = None
         self.resumes_resets = False
         """Where groups are reset under their consumers; elsewhere there is nothing to resume."""
+        self.history_speed = 0
+        """How much faster time passes for what is over; 0: nothing of it is forgotten."""
+        self.tenant = ""
+        """The principal of all consumers, where there is access control; "": there is none."""
         self.untold = False
         """It gave up to tell a child's broker when the parents ended."""
         self.crash_at_step = ""
@@ -168,6 +173,8 @@ class MetaHost(Host):
         groups = GroupService(
             database, self._settings, announce=announcer.announce, begin=starts.begin
         )
+        if self.tenant:
+            groups._limited_principal = lambda: self.tenant  # type: ignore[method-assign]
         operations = self._operations(database, network, catalogue, groups)
 
         async def health() -> Health:
@@ -209,6 +216,8 @@ class MetaHost(Host):
         )
         self.internet.listen(self.address, Listener(self.process, self.machine, routes))
         duties = self._duties(database, network, catalogue) if self._expires else ()
+        if self.history_speed:
+            duties += (self._past_expirer(database).run_once,)
         more = (resetter.resume,) if self.resumes_resets else ()
         attendant = Attendant(
             database,
@@ -240,6 +249,13 @@ class MetaHost(Host):
         holder = f"{self.name}.{self.starts}"
         expirer = Expirer(database, network, self._settings, catalogue=catalogue, holder=holder)
         return (expirer.run_once,)
+
+    def _past_expirer(self, database: Any) -> PastExpirer:
+        def now_ms() -> int:
+            return int(asyncio.get_running_loop().time() * 1_000 * self.history_speed)
+
+        holder = f"{self.name}.{self.starts}"
+        return PastExpirer(database, self._settings, holder=holder, now_ms=now_ms)
 
     def _stepped(self, step: str) -> None:
         """Note that an operation has finished a step; after some steps the process dies."""

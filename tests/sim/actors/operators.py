@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from keylane.checker.events import Served
+from keylane.protocol.batch import batch_starts
 from keylane.protocol.errors import Fate, KeylaneError, RetryRule
 from keylane.protocol.operations import Cordon, OperationKind, Reshape
 from keylane.protocol.progress import GroupReset, ResetGroup, ResetTo
@@ -103,6 +104,26 @@ def untold_resets(world: World, group: str, answer: GroupReset) -> list[str]:
         for cursor in answer.cursors
         if (cursor.partition_id, cursor.token) not in done
     ]
+
+
+def late_cursors(world: World, ask: ResetGroup, answer: GroupReset) -> list[str]:
+    """The cursors of a reset to a time that are behind a message of that time, or of a later one."""
+    if ask.at_ms is None:
+        return []
+    late = []
+    for cursor in answer.cursors:
+        for broker in world.brokers:
+            store = broker.store if broker.running else None
+            partition = store.state.partitions.get(cursor.partition_id) if store else None
+            if store is None or partition is None:
+                continue
+            if partition.first_offset < cursor.cursor <= partition.readable_offset:
+                end = partition.readable_offset
+                data, _ = store._reader.read(cursor.partition_id, cursor.cursor - 1, end, 1)
+                at_ms = batch_starts(data)[0][1].appended_at_ms
+                if at_ms >= ask.at_ms:
+                    late.append(f"reset to {ask.at_ms}, behind a message of {at_ms}: {cursor}")
+    return late
 
 
 class Operator:
@@ -206,6 +227,7 @@ class Operator:
                 await asyncio.sleep(0.1 + 0.4 * self._rng.random())
             else:
                 world.loop.faults += untold_resets(world, group, answer)
+                world.loop.faults += late_cursors(world, ask, answer)
                 break
         for consumer in self._consumers(group):
             while consumer.leaving:  # it has left, and is not at its end yet

@@ -32,6 +32,8 @@ class Feature:
     consumer_kind: type[ConsumerHost] = ConsumerHost
     retention = Retention.ACKED
     """Of the usual subject."""
+    history_speed = 0
+    """How much faster time passes for what is over, so that metaservers forget it within a run; 0: they do not."""
 
     def __init__(self, world: FeatureWorld) -> None:
         self.world = world

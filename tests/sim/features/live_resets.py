@@ -26,7 +26,7 @@ from keylane.protocol.errors import (
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.progress import GroupReset, ResetGroup, ResetTo
 from sim.actors.clients import SUBJECT
-from sim.actors.operators import draw_reset, untold_resets
+from sim.actors.operators import draw_reset, late_cursors, untold_resets
 from sim.features.feature import Feature
 from sim.features.parks import GROUP, ParkedKeys
 from sim.swarm import Swarm
@@ -131,6 +131,7 @@ class LiveResetting(Feature):
                 await asyncio.sleep(0.1 + 0.4 * self.rng.random())
             else:
                 world.loop.faults += untold_resets(world, GROUP, answer)
+                world.loop.faults += late_cursors(world, ask, answer)
                 self.answers.append(answer)
                 self.answered_at = len(world.history)
                 self.answered_id = world.shelf.last_reset

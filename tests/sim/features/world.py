@@ -26,6 +26,11 @@ from sim.features.deletions import Deletions
 from sim.features.feature import Feature
 from sim.features.first_sends import MADE, PARTITIONS, FirstSends
 from sim.features.growths import Growths
+from sim.features.harder.halfway import Halfway, LaterMoves
+from sim.features.harder.killers import Killers
+from sim.features.harder.parked import DamagedParks, RetainedParks
+from sim.features.harder.past import HISTORY_MS, ForgottenCutOvers, ForgottenDeletions
+from sim.features.harder.quotas import Quotas
 from sim.features.instances import Instances
 from sim.features.lacking import Damaged, OnCopies, OnLostDisks, RemovedByAge
 from sim.features.later import LaterDeliveries
@@ -70,9 +75,27 @@ LACKING_AT = 23
 """Of the numbers by SELDOM_EVERY: sources of retries lack messages, for each of these reasons in turn."""
 LACKING: tuple[type[Feature], ...] = (Damaged, RemovedByAge, OnLostDisks, OnCopies)
 
+HARDER_FROM = 1_000_000
+"""Worlds of lower numbers are what they were before there were these: mutants and faults are known by them."""
+HARDER: dict[int, type[Feature]] = {
+    1: DamagedParks,
+    2: Halfway,
+    4: ForgottenCutOvers,
+    7: Killers,
+    10: RetainedParks,
+    13: Halfway,
+    16: LaterMoves,
+    17: Quotas,
+    19: ForgottenDeletions,
+    22: DamagedParks,
+}
+"""By the remainders of numbers by SELDOM_EVERY, from HARDER_FROM on, before all others."""
+
 
 def kind_of(number: int) -> type[Feature]:
     """The feature of a seed: in turn, and in some seeds an outbox, or what only consumer groups have."""
+    if number >= HARDER_FROM and (harder := HARDER.get(number % SELDOM_EVERY)) is not None:
+        return harder
     if number % SELDOM_EVERY == LACKING_AT:
         return LACKING[number // SELDOM_EVERY % len(LACKING)]
     if (kind := SELDOM.get(number % SELDOM_EVERY)) is not None:
@@ -154,8 +177,12 @@ class FeatureWorld(World):
         self.hosted: dict[int, HostedPartition] = {}
         """What the brokers' disks have at the end."""
         self.retention = self._kind.retention
+        if self._kind.history_speed:
+            self.meta_settings = replace(self.meta_settings, history_retention_ms=HISTORY_MS)
         super().__init__(STRIDE * self.number)
         self.seed = STRIDE * self.number
+        for meta in self.metas:
+            meta.history_speed = self._kind.history_speed
         self.feature = self._kind(self)
         self.feature.build()
         service: Any = _Services(

@@ -38,7 +38,7 @@ from sim.actors.clients import SUBJECT
 from sim.actors.hosts import Host
 from sim.actors.onlooker import SmallReader
 from sim.actors.users import Identities
-from sim.following.notes import Given, Kept, Note, Opened, Told
+from sim.following.notes import Given, Kept, Note, Opened, Passed, Told
 
 AGAIN_S = 0.3
 """Between an error that may pass and the next try."""
@@ -175,6 +175,8 @@ class ReadingHost(FollowingHost):
         self._owed_from = owed_from
         self._kept: dict[int, int] | None = None
         """The positions that the program has kept; they outlive its process."""
+        self._passed: dict[int, int] = {}
+        """The positions that are noted since the opening."""
         self._since: datetime | None = None
         self._owed = 0
         self._reader: TellingReader | None = None
@@ -268,6 +270,7 @@ class ReadingHost(FollowingHost):
                 )
             )
             self.notes += told
+            self._passed = {}
             known = start if isinstance(start, dict) else {}
             begun = reader.positions.items() - known.items()  # behind what was removed
             self.notes += starmap(Told, begun)
@@ -290,6 +293,7 @@ class ReadingHost(FollowingHost):
                     raise
                 await asyncio.sleep(AGAIN_S)  # and goes on with the same reader
                 continue
+            self._note_positions(reader)
             self._given(message)
             if rng.random() < manners.keeps:
                 self._keep(reader)
@@ -298,7 +302,13 @@ class ReadingHost(FollowingHost):
         self._closing = False
         self._keep(reader)
 
+    def _note_positions(self, reader: TellingReader) -> None:
+        moved = dict(reader.positions.items() - self._passed.items())
+        self._passed |= moved
+        self.notes += starmap(Passed, sorted(moved.items()))
+
     def _keep(self, reader: TellingReader) -> None:
+        self._note_positions(reader)
         if self.manners.keeps:
             self._kept = dict(reader.positions)
             self.notes.append(Kept())

@@ -17,7 +17,7 @@ from typing import Any
 
 from keylane.checker.events import Event, Ranged, Sent, Settled, Stored
 from keylane.protocol.routing import logical_partition
-from sim.following.notes import Given, Kept, Note, Opened, Told
+from sim.following.notes import Given, Kept, Note, Opened, Passed, Told
 
 PROBLEMS_MAX = 8
 Place = tuple[int, int]
@@ -107,6 +107,9 @@ class FollowingLife:
         self._repeats: dict[Hashable, Given] = {}
         """By identity, the row that came last, of those which may come a second time."""
         self._kept_repeats: dict[Hashable, Given] = {}
+        self._passed: dict[int, int] = {}
+        """Partition id → the reader's position, of one that notes it."""
+        self._kept_passed: dict[int, int] = {}
         self._told: dict[int, int] | None = {} if notes_removals else None
         """Partition id → the end of what the program was told to be removed; None: it does not note that."""
         self.problems: list[str] = []
@@ -132,10 +135,16 @@ class FollowingLife:
         for identity in list(self.given)[self._kept :]:
             del self.given[identity]
         self._repeats = dict(self._kept_repeats)
+        self._passed = dict(self._kept_passed)
 
     def keep(self) -> None:
         self._kept = len(self.given)
         self._kept_repeats = dict(self._repeats)
+        self._kept_passed = dict(self._passed)
+
+    def passed(self, note: Passed) -> None:
+        """Note how far a reader is."""
+        self._passed[note.partition_id] = note.offset
 
     def give(self, message: Given) -> None:
         """Look at a message alone: it is what is stored there, and was not given before."""
@@ -169,13 +178,22 @@ class FollowingLife:
             first[0] < place[0] < last[0] and value == row.value
             for place, (_, value) in self._truth.stored.items()
         )
-        end = max(
-            (offset for number, offset in self._truth.stored if number == first[0]), default=0
+        return any(between) and not self._had_all(first[0], before.offset)
+
+    def _had_all(self, partition_id: int, offset: int) -> bool:
+        """
+        Whether the program is through with a partition of which it had the message at `offset`.
+
+        Its position tells: what it was given does not, where it wants the messages of one key alone, or has had a row before.
+        A program that notes no positions wants every message.
+        """
+        last = max(
+            (offset for number, offset in self._truth.stored if number == partition_id), default=0
         )
-        of_partition = [
-            each.offset for each in self.given.values() if each.partition_id == first[0]
-        ]
-        return any(between) and max(of_partition, default=before.offset) < end
+        if self._passed:
+            return self._passed.get(partition_id, 0) > last
+        had = [each.offset for each in self.given.values() if each.partition_id == partition_id]
+        return max(had, default=offset) >= last
 
     def close(self, key: bytes | None, *, whole: bool) -> list[str]:
         """Look at all that was given; `whole`: it was to be all that is owed."""
@@ -309,6 +327,8 @@ def check_follower(
                 lives[-1].keep()
             case Told():
                 lives[-1].told(note)
+            case Passed():
+                lives[-1].passed(note)
     problems = [
         problem
         for life in lives

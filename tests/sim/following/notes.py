@@ -1,5 +1,5 @@
-"""What a follower notes: when its reader was opened, what it was given, when it kept its positions, and what it was told
-to be removed.  Pure."""
+"""What a follower notes: when its reader was opened, what it was given, when it kept its positions, how far it is, and
+what it was told to be removed.  Pure."""
 
 from __future__ import annotations
 
@@ -41,4 +41,11 @@ class Told(NamedTuple):
     offset: int
 
 
-Note = Opened | Given | Kept | Told
+class Passed(NamedTuple):
+    """The reader's position in a partition, behind what it gave and what is not wanted."""
+
+    partition_id: int
+    offset: int
+
+
+Note = Opened | Given | Kept | Told | Passed

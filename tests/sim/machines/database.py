@@ -45,6 +45,8 @@ class Shelf:
         """Every session with an instance that ever began."""
         self.silent: set[str] = set()
         """Clients with an instance whose session ended otherwise: it left, or was not heard for its ttl."""
+        self.problems: list[str] = []
+        """Grants that should not be."""
         self.boot = 0
         """The boot that the times in it belong to."""
         self._durable: bytes | None = None
@@ -67,6 +69,7 @@ class Shelf:
                 self._note_replaced(self.instances)
             for event in before.given(self._leases, now_ms=self._clock.boot_ms()):
                 self._record(event)
+                self._check_able(event)
         if self.watched:
             self.claims.note(raw.execute)
         if self.watches_losses:
@@ -108,6 +111,29 @@ class Shelf:
 
     def look(self, work: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return self._connection.transact(work, *args, **kwargs)
+
+    def _check_able(self, event: Granted) -> None:
+        """A session that is suspended is granted nothing."""
+        ask = "SELECT suspended FROM sessions WHERE session = ?"
+        if any(suspended for (suspended,) in self._raw.execute(ask, (event.session,))):
+            self.problems.append(f"{event} goes to a suspended session")
+
+    def uneven_shares(self) -> list[str]:
+        """The groups of which one live member has two leases more than another one."""
+        rows = self._raw.execute(
+            "SELECT g.name, COUNT(l.partition_id) FROM sessions s JOIN groups g USING (group_id) "
+            "LEFT JOIN leases l ON l.group_id = s.group_id AND l.session = s.session "
+            "WHERE s.expires_at > ? AND NOT s.suspended GROUP BY s.session ORDER BY g.group_id",
+            (self._clock.boot_ms(),),
+        )
+        shares: dict[str, list[int]] = {}
+        for group, share in rows:
+            shares.setdefault(group, []).append(share)
+        return [
+            f"members of {group} have {sorted(each)} partitions"
+            for group, each in shares.items()
+            if max(each) - min(each) > 1
+        ]
 
     def left_ms(self, session: str) -> int | None:
         """What a session has left; 0 if it is gone, None while the database's time has no meaning."""

@@ -7,16 +7,21 @@ from itertools import count
 
 from sim.actors import outboxes
 from sim.features.cut_overs import CutOvers
+from sim.features.harder.killers import Killers
+from sim.features.harder.parked import DamagedParks, RetainedParks
+from sim.features.harder.past import ForgottenCutOvers, ForgottenDeletions
+from sim.features.harder.quotas import Quotas
 from sim.features.instances import Instances
 from sim.features.live_resets import LiveResetting
 from sim.features.loops import Loops
 from sim.features.parks import Parks
 from sim.features.retries import Retries
-from sim.features.world import FEATURES, LACKING, kind_of
+from sim.features.world import FEATURES, HARDER, HARDER_FROM, LACKING, kind_of
 from sim.mutants import (
     of_brokers,
     of_consumers,
     of_cut_overs,
+    of_deciders,
     of_features,
     of_followed_features,
     of_following,
@@ -29,8 +34,9 @@ from sim.mutants import (
     of_retention,
     of_users,
 )
+from sim.mutants.harder import of_past
 from sim.mutants.mutant import Mutant
-from sim.mutants.waiting import of_parks, of_retries, of_sources
+from sim.mutants.waiting import of_parks, of_retries, of_sources, of_uneasy_ground
 from sim.mutants.worlds import shows
 from sim.run import FEATURES_FIRST, FOLLOWED_FEATURES_FIRST, FOLLOWED_FIRST
 
@@ -43,12 +49,15 @@ ROOMS = (
     of_retention,
     of_users,
     of_outbox,
+    of_deciders,
     of_features,
     of_parks,
     of_loops,
     of_members,
     of_retries,
     of_sources,
+    of_uneasy_ground,
+    of_past,
     of_cut_overs,
     of_following,
     of_followed_features,
@@ -61,6 +70,8 @@ _FEATURES = {
     of_members: (LiveResetting, Instances, Parks),
     of_retries: (Retries,),
     of_sources: LACKING,
+    of_uneasy_ground: (DamagedParks, RetainedParks, Killers),
+    of_past: (ForgottenCutOvers, ForgottenDeletions, Quotas),
     of_cut_overs: (CutOvers,),
 }
 """The features of the worlds in which a hunt looks for the mutants of a module."""
@@ -77,8 +88,9 @@ def seeds_for(name: str) -> Iterator[int]:
     room = next(room for room in ROOMS if any(breaks.__name__ == name for breaks in room.BREAKS))
     if room in _FEATURES:
         kinds = _FEATURES[room]
+        first = HARDER_FROM if set(kinds) <= set(HARDER.values()) else 0
         seeds: Iterator[int] = (
-            FEATURES_FIRST + number for number in count() if kind_of(number) in kinds
+            FEATURES_FIRST + number for number in count(first) if kind_of(number) in kinds
         )
     else:
         seeds = count(_FIRSTS.get(room, 0))

@@ -7,6 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from msgspec.structs import replace
 
+from keylane.broker.partition import appends
 from keylane.broker.retention.loop import Cleaning
 from keylane.broker.store.holds import MessageHolds
 from keylane.metaserver.groups import lease_rows
@@ -14,6 +15,7 @@ from keylane.metaserver.operations import journal as operations_journal
 from keylane.metaserver.publications import cuts, publishing
 from keylane.metaserver.sql.schema import partitions, steps
 from keylane.protocol.operations import StepAction
+from sim.features import cut_overs
 from sim.mutants.mutant import Breaks, Patches
 
 
@@ -90,6 +92,28 @@ def hidden_rows_wait_for_no_one(patches: Patches) -> None:
     real = patches.set(Cleaning, "_groups_need", needed)
 
 
+def repeated_tasks_store_their_rows_again(patches: Patches) -> None:
+    """A task that begins again stores what it had stored before."""
+
+    def decide(producer: Any, header: Any, *, clashed: bool) -> Any:
+        return None
+
+    patches.set(appends, "_decide_numbered", decide)
+
+
+def groups_go_on_behind_the_first_row_left(patches: Patches) -> None:
+    """The first message that a group has not handled is left out of the rows where it goes on."""
+
+    def positions(cursors: Any, batches: Any, ends: Any) -> Any:
+        later = {
+            group: {number: cursor + 1 for number, cursor in by_source.items()}
+            for group, by_source in cursors.items()
+        }
+        return real(later, batches, ends)
+
+    real = patches.set(cut_overs, "positions", positions)
+
+
 BREAKS: tuple[Breaks, ...] = (
     ends_are_not_compared,
     cut_opens_before_it_seals,
@@ -98,4 +122,6 @@ BREAKS: tuple[Breaks, ...] = (
     groups_read_while_they_are_placed,
     rows_and_messages_both_stay,
     hidden_rows_wait_for_no_one,
+    repeated_tasks_store_their_rows_again,
+    groups_go_on_behind_the_first_row_left,
 )

@@ -11,6 +11,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from keylane.broker import control as broker_control
+from keylane.broker.partition.dropped import DroppedPartitions
 from keylane.broker.scheduled.agenda import Agenda
 from keylane.broker.scheduled.journal import ScheduledJournal
 from keylane.broker.scheduled.journal_writer import JournalWriter
@@ -64,6 +65,11 @@ def later_groups_begin_with_the_first_token(patches: Patches) -> None:
         return replace(real(connection, name), tokens_above=0)
 
     real = patches.set(groups_sessions, "open_subject_row", open_subject)
+
+
+def dropped_partitions_are_hosted_again(patches: Patches) -> None:
+    """A broker forgets which partitions it has dropped, and a late call hosts one again."""
+    patches.set(DroppedPartitions, "__contains__", lambda _self, _partition_id: False)
 
 
 def names_are_free_before_brokers_dropped(patches: Patches) -> None:
@@ -266,6 +272,7 @@ BREAKS: tuple[Breaks, ...] = (
     forgotten_groups_are_remembered,
     senders_follow_the_name,
     later_groups_begin_with_the_first_token,
+    dropped_partitions_are_hosted_again,
     names_are_free_before_brokers_dropped,
     first_half_begins_anew,
     second_half_counts_on,

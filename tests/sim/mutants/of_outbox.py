@@ -105,6 +105,15 @@ def scan_begins_behind_the_last_row(patches: Patches) -> None:
     real = patches.set(round_module.rows, "waiting", waiting)
 
 
+def rows_are_recorded_newest_first(patches: Patches) -> None:
+    """The rows that are read together are put into batches from the last one on."""
+
+    def assign(rows: Any, *args: Any, **limits: Any) -> Any:
+        return real(list(rows)[::-1], *args, **limits)
+
+    real = patches.set(round_module, "assign", assign)
+
+
 BREAKS: tuple[Breaks, ...] = (
     batches_sent_before_they_are_recorded,
     left_partition_is_no_barrier,
@@ -114,4 +123,5 @@ BREAKS: tuple[Breaks, ...] = (
     sealed_partition_gives_up,
     doubtful_batches_return,
     scan_begins_behind_the_last_row,
+    rows_are_recorded_newest_first,
 )

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sim.features.feature import Feature
+from sim.features.harder.killers import Killers
+from sim.features.harder.parked import DamagedParks, RetainedParks
+from sim.features.harder.past import ForgottenCutOvers
+from sim.features.harder.quotas import Quotas
 from sim.features.instances import Instances
 from sim.features.lacking import OnLostDisks
 from sim.features.later import REPEATING, REPEATING_EVERY, LaterDeliveries
@@ -129,21 +134,37 @@ def _disks_with_retries_are_lost(seed: int) -> bool:
     return kind_of(seed - FEATURES_FIRST) is OnLostDisks
 
 
+def _is(kind: type[Feature]) -> Callable[[int], bool]:
+    """Worlds of this feature."""
+    return lambda seed: kind_of(seed - FEATURES_FIRST) is kind
+
+
 SHOWN_IN: dict[str, Callable[[int], bool]] = {
+    "a_restart_of_the_owner_clears_suspects": _is(Killers),
+    "accused_messages_are_tried_for_ever": _is(Killers),
+    "acked_messages_need_no_segment": _is(RetainedParks),
+    "all_suspects_are_accused": _is(Killers),
+    "cuts_are_forgotten_before_they_are_published": _is(ForgottenCutOvers),
     "deadline_by_the_calendar": _calendars_jump_in_silence,
     "detour_told_by_batch": _mixed_batches_leave_home,
     "failed_syncs_leave_holes": _syncs_of_journals_fail,
     "group_is_granted_while_cursors_are_set": _cursors_take_long,
+    "keys_go_on_behind_damage": _is(DamagedParks),
     "late_joins_begin_again": _joins_come_late,
     "later_batches_are_parked_before_earlier_ones": _batches_wait_unopened,
     "live_reset_waits_for_no_member": _groups_are_reset,
     "lost_heartbeat_renews": _shared_heartbeats_fail,
     "lost_parents_are_waited_for": _disks_with_retries_are_lost,
     "margin_on_the_wrong_side": _leases_end_with_messages,
+    "no_message_is_suspected": _is(Killers),
+    "quotas_are_looked_up_for_everybody_alone": _is(Quotas),
     "reset_of_a_child_forgets_its_parents": _partitions_are_reset_alone,
+    "running_publications_are_forgotten": _is(ForgottenCutOvers),
     "second_copy_not_declared": _batches_leave_home,
+    "suspects_are_handed_out_together": _is(Killers),
     "unfinished_writes_stay": _journals_are_full,
     "unheard_sessions_hold_the_place": _joins_come_late,
+    "unreadable_parked_messages_are_given_up": _is(DamagedParks),
 }
 """By the mutant's name: whether the world of a seed may show it."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from keylane.metaserver.groups import operators
@@ -157,6 +159,34 @@ def test_suspended_client_has_no_grants(rows: Rows, strategy: ConsumeStrategy):
     assert rows.run(read_grants, A).suspended_by is OperatorSwitch.CLIENT  # a switch of its own
     switch(rows, suspended=False, client="sick")
     assert rows.run(read_grants, A).suspended_by is OperatorSwitch.OFF
+
+
+def suspend_own(rows: Rows) -> None:
+    rows.run(suspend_session, Suspend(session=B, suspended=True))
+
+
+def suspend_client(rows: Rows) -> None:
+    rows.run(suspend_members, "s", "g", SuspendGroup(suspended=True, client="late"))
+
+
+def suspend_group(rows: Rows) -> None:
+    rows.run(suspend_members, "s", "g", SuspendGroup(suspended=True))
+
+
+@pytest.mark.parametrize("suspend", [suspend_own, suspend_client, suspend_group])
+def test_release_grants_nothing_to_a_session_when_it_was_suspended_meanwhile(
+    rows: Rows, suspend: Callable[[Rows], None]
+):
+    """The other one hands over for it before the group is settled: it would wait for a consumer that takes nothing."""
+    join(rows, A, ConsumeStrategy.EXCLUSIVE)
+    group_id = join(rows, B, ConsumeStrategy.EXCLUSIVE, client="late")
+    assert (held(rows, A), held(rows, B)) == (2, 0)
+    suspend(rows)
+    hand_over(rows, A)
+    assert held(rows, B) == 0
+    rows.run(settle_group, group_id)
+    assert held(rows, B) == 0
+    assert held(rows, A) == (0 if suspend is suspend_group else 4)
 
 
 def test_session_needs_both_switches_off(rows: Rows):

@@ -1,0 +1,142 @@
+"""The judges of shares, of resets to a time, and of what is forgotten tell what they are for."""
+
+import sqlite3
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from keylane.protocol.progress import CursorView, GroupReset, ResetGroup, ResetTo
+from keylane.testing.machines.disk import SimDisk
+from sim.actors.operators import late_cursors
+from sim.features.harder.killers import number_of
+from sim.features.harder.past import KNOWN_S, PastWatch
+from sim.machines.clock import ManualClock
+from sim.machines.database import Shelf
+from sim.machines.store import Desk, batch, open_store
+
+
+# ── shares ────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.fixture
+def shelf() -> Any:
+    raw = sqlite3.connect(":memory:", isolation_level=None)
+    raw.executescript(
+        """
+        CREATE TABLE groups (group_id INTEGER, name TEXT);
+        CREATE TABLE sessions (session TEXT, group_id INTEGER, expires_at INTEGER, suspended INTEGER);
+        CREATE TABLE leases (group_id INTEGER, partition_id INTEGER, session TEXT);
+        INSERT INTO groups VALUES (1, 'readers');
+        INSERT INTO sessions VALUES ('a', 1, 100, 0), ('b', 1, 100, 0), ('c', 1, 100, 1), ('d', 1, 5, 0);
+        INSERT INTO leases VALUES (1, 1, 'a'), (1, 2, 'a'), (1, 3, 'b');
+        """
+    )
+    return SimpleNamespace(_raw=raw, _clock=SimpleNamespace(boot_ms=lambda: 10), problems=[])
+
+
+def test_members_are_told_of_when_one_has_two_partitions_more(shelf):
+    """Who is suspended, or not heard for its ttl, is no member."""
+    assert Shelf.uneven_shares(shelf) == []
+    shelf._raw.execute("INSERT INTO leases VALUES (1, 4, 'a')")
+    assert Shelf.uneven_shares(shelf) == ["members of readers have [1, 3] partitions"]
+
+
+def test_grant_is_told_of_when_its_session_is_suspended(shelf):
+    Shelf._check_able(shelf, SimpleNamespace(session="a"))  # type: ignore[arg-type]
+    assert shelf.problems == []
+    Shelf._check_able(shelf, SimpleNamespace(session="c"))  # type: ignore[arg-type]
+    assert len(shelf.problems) == 1
+
+
+# ── resets ────────────────────────────────────────────────────────────────────────────────────────────
+async def test_cursor_is_told_of_when_it_is_behind_a_message_of_the_time_of_the_reset():
+    clock = ManualClock()
+    store = open_store(SimDisk())
+    desk = Desk(store, clock)
+    await desk.host()
+    await desk.append(batch(sequence=0, count=2))
+    at_ms = store.state.partitions[1].appended_at_ms
+    world: Any = SimpleNamespace(brokers=[SimpleNamespace(running=True, store=store)])
+
+    def told(cursor: int, time_ms: int) -> list[str]:
+        view = CursorView(partition_id=1, queue=0, cursor=cursor, logic_cursor=cursor, token=1)
+        ask = ResetGroup(to=ResetTo.TIME, at_ms=time_ms)
+        return late_cursors(world, ask, GroupReset(subject="s", group="g", cursors=[view]))
+
+    assert told(0, at_ms) == []
+    assert told(2, at_ms + 1) == []
+    assert len(told(2, at_ms)) == 1
+    assert len(told(1, at_ms)) == 1
+    assert (
+        late_cursors(
+            world, ResetGroup(to=ResetTo.LATEST), GroupReset(subject="s", group="g", cursors=[])
+        )
+        == []
+    )
+    await store.close()
+
+
+# ── what is over ──────────────────────────────────────────────────────────────────────────────────────
+class Past:
+    """A database with one done operation of a subject, and a watch of it."""
+
+    def __init__(self) -> None:
+        raw = self.raw = sqlite3.connect(":memory:", isolation_level=None)
+        raw.executescript(
+            """
+            CREATE TABLE subjects (subject_id INTEGER, name TEXT, hidden_for TEXT);
+            CREATE TABLE operations (operation_id INTEGER, state TEXT, subject_id INTEGER);
+            CREATE TABLE publications (hidden TEXT, operation_id INTEGER);
+            CREATE TABLE deletions (subject_id INTEGER, group_id INTEGER);
+            INSERT INTO subjects VALUES (1, 'orders', '');
+            INSERT INTO operations VALUES (7, 'done', 1);
+            """
+        )
+        self.loop = SimpleNamespace(now=0.0)
+        world = SimpleNamespace(shelf=SimpleNamespace(_raw=raw), loop=self.loop)
+        self.feature: Any = SimpleNamespace(world=world, problems=[])
+        self.watch = PastWatch(self.feature)
+        self.watch.look()
+
+    def later(self, seconds: float, *statements: str) -> list[str]:
+        self.loop.now += seconds
+        for statement in statements:
+            self.raw.execute(statement)
+        self.watch.look()
+        return list(self.feature.problems)
+
+
+def test_row_is_told_of_when_it_is_forgotten_before_its_time():
+    assert Past().later(KNOWN_S, "DELETE FROM operations") == []
+    (problem,) = Past().later(KNOWN_S / 2, "DELETE FROM operations")
+    assert "operations 7 is forgotten" in problem
+
+
+def test_row_is_told_of_when_it_is_forgotten_under_way():
+    past = Past()
+    assert past.later(0, "UPDATE operations SET state = 'seal'") == []
+    (problem,) = past.later(10 * KNOWN_S, "DELETE FROM operations")
+    assert "was not over" in problem
+
+
+def test_operation_is_told_of_when_it_is_forgotten_while_a_hidden_subject_waits():
+    past = Past()
+    assert past.later(KNOWN_S, "INSERT INTO subjects VALUES (2, 'h', 'orders')") == []
+    (problem,) = past.later(KNOWN_S, "DELETE FROM operations")
+    assert "is needed" in problem
+
+
+def test_operation_goes_with_its_subject():
+    past = Past()
+    assert past.later(0.1, "DELETE FROM operations", "DELETE FROM subjects") == []
+    assert not past.watch.left
+
+
+def test_past_row_is_left_until_it_is_forgotten():
+    past = Past()
+    assert past.watch.left
+    past.later(KNOWN_S, "DELETE FROM operations")
+    assert not past.watch.left
+
+
+def test_number_of_a_message_is_read_from_a_padded_value():
+    assert number_of(b"p0.3:7") == number_of(b"p0.3:7.....") == 7
