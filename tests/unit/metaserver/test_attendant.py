@@ -176,6 +176,25 @@ async def test_reason_is_logged_once_when_rounds_fail_for_it_again(
     ]
 
 
+async def test_log_is_not_filled_when_rounds_fail_and_succeed_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with a proxy of which one of two databases is away: only the end of what the log said is told."""
+    rounds: list[int] = []
+
+    def fail_each_second(connection: Connection) -> DueWork:
+        rounds.append(1)
+        if len(rounds) % 2:
+            raise StorageError("it is away")
+        return due_work(connection)
+
+    monkeypatch.setattr(attendant_module, "due_work", fail_each_second)
+    async with attending(tmp_path, []), asyncio.timeout(30):
+        while len(rounds) < 20:
+            await asyncio.sleep(0.01)
+    assert caplog.messages == ["will try again: it is away", "the periodic work goes on, after 0 s"]
+
+
 async def test_reason_is_logged_again_when_rounds_fail_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
