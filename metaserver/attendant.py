@@ -62,8 +62,9 @@ class Attendant:
         self._troubles = Troubles()
         self._failing_since_s: float | None = None
         """Since when no round was good."""
-        self._failing_told = False
-        """Whether the log says so: rounds that fail and succeed in turn would fill it with the ends of what it does not say."""
+        self._told = False
+        """Whether the log has said why work failed since it said that it goes on: rounds that fail and succeed in turn would
+        fill it with the ends of what it does not say."""
         self._creations = False
         """Whether the last round saw a creation that was not finished."""
         self._late: dict[int, float] = {}
@@ -111,9 +112,9 @@ class Attendant:
             return poll_ms
         if good and self._failing_since_s is not None:
             failing_s = asyncio.get_running_loop().time() - self._failing_since_s
-            if self._failing_told:
+            if self._told:
                 log.warning("the periodic work goes on, after %d s", failing_s)
-            self._failing_since_s, self._failing_told = None, False
+            self._failing_since_s, self._told = None, False
         next_ms = poll_ms if due.next_expiry_ms is None else due.next_expiry_ms + 1
         return max(1, min(poll_ms, next_ms))
 
@@ -135,7 +136,7 @@ class Attendant:
 
     def _failed(self, why: str) -> None:
         """Note that a round has failed, or a part of it."""
-        self._failing_told |= self._warn(why)
+        self._warn(why)
         if self._failing_since_s is None:
             self._failing_since_s = asyncio.get_running_loop().time()
 
@@ -173,9 +174,8 @@ class Attendant:
         except KeylaneError as error:
             self._warn(error.message)
 
-    def _warn(self, why: str) -> bool:
-        """Log why work failed, unless the log has said so lately: rounds are many a second.  Returns whether it was logged."""
-        told = self._troubles.is_told(why, asyncio.get_running_loop().time())
-        if told:
+    def _warn(self, why: str) -> None:
+        """Log why work failed, unless the log has said so lately: rounds are many a second."""
+        if self._troubles.is_told(why, asyncio.get_running_loop().time()):
+            self._told = True
             log.warning("will try again: %s", why)
-        return told
