@@ -32,31 +32,40 @@ class Calendar:
 
     def believe(self) -> None:
         """Take the calendar for right as it is now."""
-        self._wall_ms, self._boot_ms = self._clock.wall_ms(), self._clock.boot_ms()
+        self._take(self._clock.wall_ms(), self._clock.boot_ms())
+
+    def _take(self, wall_ms: int, boot_ms: int) -> None:
+        self._wall_ms, self._boot_ms = wall_ms, boot_ms
         self._held_at_ms = None
 
     def now_ms(self) -> int:
         """The time to judge by, in milliseconds since 1970; a look at the calendar, and to be taken at every check."""
-        judged_ms, believed = self._judge()
-        if believed:
-            self.believe()
+        wall_ms, boot_ms = self._clock.wall_ms(), self._clock.boot_ms()
+        judged_ms = self._judged_ms(wall_ms, boot_ms)
+        if judged_ms == wall_ms:
+            # What was judged, and not a reading of later: a calendar that is set in between would be believed.
+            self._take(wall_ms, boot_ms)
         elif self._held_at_ms is None:
-            self._held_at_ms = self._clock.boot_ms()
+            self._held_at_ms = boot_ms
             log.warning("%s", self.problem)
         return judged_ms
 
     def told_ms(self) -> int:
         """The time to judge by, as `now_ms`, but no look: nothing changes by it."""
-        return self._judge()[0]
+        return self.both_ms()[0]
 
-    def _judge(self) -> tuple[int, bool]:
-        """The time, and whether it is the calendar's."""
-        wall_ms, boot_ms = self._clock.wall_ms(), self._clock.boot_ms()
+    def both_ms(self) -> tuple[int, int]:
+        """The time as `told_ms`, and the one of the machine's calendar, which is later while it is not believed."""
+        wall_ms = self._clock.wall_ms()
+        return self._judged_ms(wall_ms, self._clock.boot_ms()), wall_ms
+
+    def _judged_ms(self, wall_ms: int, boot_ms: int) -> int:
+        """The time that counts; another one than `wall_ms` if the calendar is not believed."""
         expected_ms = self._wall_ms + boot_ms - self._boot_ms
         held_ms = 0 if self._held_at_ms is None else boot_ms - self._held_at_ms
         if wall_ms <= expected_ms + FORWARD_MS or held_ms >= HOLD_MS:
-            return wall_ms, True
-        return expected_ms, False
+            return wall_ms
+        return expected_ms
 
     @property
     def problem(self) -> str:

@@ -146,8 +146,9 @@ class Scheduling:
         return ScheduledCanceled(outcome.value), b""
 
     def _check_time(self, deliver_at_ms: int) -> None:
-        now_ms = self._scheduler.calendar.told_ms()
-        if not now_ms - LATE_MS_MAX <= deliver_at_ms <= now_ms + AHEAD_MS_MAX + LATE_MS_MAX:
+        # While a calendar that was set forward is not believed, a time that is right by either is taken.
+        now_ms, latest_ms = self._scheduler.calendar.both_ms()
+        if not now_ms - LATE_MS_MAX <= deliver_at_ms <= latest_ms + AHEAD_MS_MAX + LATE_MS_MAX:
             raise DeliverAtError(
                 f"deliver_at is {shown(deliver_at_ms)}, and by the broker's calendar it is {shown(now_ms)}",
                 deliver_at_ms=deliver_at_ms,
@@ -195,7 +196,8 @@ class Scheduling:
         if self._scheduler.knows_all(ids):
             known = await self._scheduler.schedule(messages)
         else:
-            check_deliver_at(deliver_at_ms, now_ms=self._scheduler.calendar.told_ms())
+            now_ms, latest_ms = self._scheduler.calendar.both_ms()
+            check_deliver_at(deliver_at_ms, now_ms=now_ms, latest_ms=latest_ms)
             known = await self._keep(subject, messages)
         return ScheduledList(
             receipts=[

@@ -62,6 +62,9 @@ class Attendant:
         self._troubles = Troubles()
         self._failing_since_s: float | None = None
         """Since when no round was good."""
+        self._told = False
+        """Whether the log has said why work failed since it said that it goes on: rounds that fail and succeed in turn would
+        fill it with the ends of what it does not say."""
         self._creations = False
         """Whether the last round saw a creation that was not finished."""
         self._late: dict[int, float] = {}
@@ -109,8 +112,9 @@ class Attendant:
             return poll_ms
         if good and self._failing_since_s is not None:
             failing_s = asyncio.get_running_loop().time() - self._failing_since_s
-            log.warning("the periodic work goes on, after %d s", failing_s)
-            self._failing_since_s = None
+            if self._told:
+                log.warning("the periodic work goes on, after %d s", failing_s)
+            self._failing_since_s, self._told = None, False
         next_ms = poll_ms if due.next_expiry_ms is None else due.next_expiry_ms + 1
         return max(1, min(poll_ms, next_ms))
 
@@ -173,4 +177,5 @@ class Attendant:
     def _warn(self, why: str) -> None:
         """Log why work failed, unless the log has said so lately: rounds are many a second."""
         if self._troubles.is_told(why, asyncio.get_running_loop().time()):
+            self._told = True
             log.warning("will try again: %s", why)

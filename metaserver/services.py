@@ -95,7 +95,8 @@ def services_of(
     announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
     expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
     starts = StartService(database, network, announce=announcer.announce, after_step=after_step)
-    groups = GroupService(database, settings, announce=announcer.announce, begin=starts.begin)
+    locked = database.name == "postgresql"
+    groups = GroupService(database, settings, announce=announcer.announce, begin=starts.begin, rows_are_locked=locked)  # fmt: skip
     operations = OperationDriver(
         database, network, settings, catalogue=catalogue, groups=groups, driver=driver, rng=rng,
         after_step=after_step,

@@ -245,10 +245,11 @@ _waiting = (
 
 
 def mark_told(connection: Connection) -> None:
-    """Mark the groups as told that every broker knows that has to, silent brokers included."""
+    """Mark the groups as told that every broker knows that has to, silent brokers included; a held one at the next call."""
     untold = sa.select(groups.c.group_id).where(sa.not_(groups.c.told))
-    ids = sorted(connection.execute(untold).scalars())
-    lock_groups(connection, ids)
+    ids = sorted(
+        lock_groups(connection, list(connection.execute(untold).scalars()), skip_held=True)
+    )
     waiting = set(connection.execute(_waiting).scalars())
     for done in portions([group_id for group_id in ids if group_id not in waiting]):
         connection.execute(sa.update(groups).where(groups.c.group_id.in_(done)).values(told=True))
@@ -298,17 +299,20 @@ def unheard_children(
     return list(ids.scalars())
 
 
-_locked = (
+_chosen = (
     sa.select(groups.c.group_id)
     .where(groups.c.group_id.in_(sa.bindparam("ids", expanding=True)))
     .order_by(groups.c.group_id)
-    .with_for_update()
 )
+_locked, _locked_at_once = (_chosen.with_for_update(skip_locked=skip) for skip in (False, True))
 
 
-def lock_groups(connection: Connection, ids: Collection[int]) -> set[int]:
-    """Lock the groups that exist, and return their ids."""
-    return {group_id for (group_id,) in rows_of(connection, _locked, ids)}
+def lock_groups(
+    connection: Connection, ids: Collection[int], *, skip_held: bool = False
+) -> set[int]:
+    """Lock the groups that exist, and return their ids; `skip_held` passes over those whose rows another transaction holds."""
+    locked = _locked_at_once if skip_held else _locked
+    return {group_id for (group_id,) in rows_of(connection, locked, ids)}
 
 
 _unsettled = (

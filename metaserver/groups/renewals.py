@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from ...protocol.errors import StorageError
 from ...protocol.ids import SessionId
 from ..sql.database import Database
 from ..wakeups import SingleFlight
@@ -29,7 +30,7 @@ class RenewedTogether(NamedTuple):
 
     rows: dict[SessionId, SessionRow]
     held: frozenset[SessionId]
-    """Another transaction held their rows for longer than HELD_S."""
+    """Another transaction held their rows for longer than HELD_S, or than the database waits."""
 
 
 class Renewals:
@@ -73,7 +74,12 @@ class Renewals:
                 for wait in waits:
                     wait.cancel()  # the renewal itself goes on
             for wait in done:
-                rows |= await wait
+                try:
+                    rows |= wait.result()
+                except (
+                    StorageError
+                ):  # the database ended the wait: it is no reason to refuse the others
+                    left.add(wait)
             late.update(chain.from_iterable(waits[wait] for wait in left))
         own = {session: rows[session] for session in sessions if session in rows}
         return RenewedTogether(own, frozenset(late))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -69,6 +69,7 @@ from .sessions import (
     suspend_session,
 )
 from .switch import switch_group
+from .turns import GroupWrites
 from .unreached import note_unreached
 from .views import grants_versions, group_versions, list_groups, read_group
 
@@ -133,6 +134,7 @@ class GroupService:
         *,
         announce: Announce = _announce_later,
         begin: Callable[[str, str, CreateGroup], Awaitable[None]] = _begin_nothing,
+        rows_are_locked: bool = False,
     ) -> None:
         """
         Make the service.
@@ -140,6 +142,7 @@ class GroupService:
         Args:
             announce: tells the brokers of its subject of a new group, and settles it with what they answer.
             begin: makes a group that does not begin at the earliest message, unless it exists.
+            rows_are_locked: the database locks rows, and a transaction that waits for one has a connection meanwhile.
         """
         self._announce = announce
         self._begin = begin
@@ -153,6 +156,7 @@ class GroupService:
             self._settle_first, rest_ms_max=SETTLE_REST_MS_MAX
         )
         """For heartbeats: they do not wait behind joins, because a late answer costs the session."""
+        self._writes = GroupWrites(database, in_turns=rows_are_locked)
         self._renewals = Renewals(database)
         self._releasing: SingleFlight[
             SessionId, ReleaseGrant, Mapping[ReleaseGrant, KeylaneError]
@@ -182,7 +186,8 @@ class GroupService:
         if ask.start is not None and ask.start != EARLIEST:
             making = CreateGroup(start=ask.start, strategy=ask.strategy)
             await self._begin(ask.subject, ask.group, making)
-        row = await self._database.write(
+        row = await self._writes.write(
+            (ask.subject, ask.group),
             join_group,
             ask,
             sessions_max=self._settings.sessions_max,
@@ -356,21 +361,21 @@ class GroupService:
             raise SessionUnknownError(session=session)
         if _suspend_reply_was_lost(ask, row):
             again = Suspend(session=session, suspended=bool(ask.suspended))
-            await self._suspend(again, self._settling_first)
+            await self._suspend(again, row.group_id, self._settling_first)
         if _reaches_others(ask, row):
-            group_id = await self._database.write_first(
-                note_unreached, session, ask.unreached or ()
+            group_id = await self._writes.write_first(
+                row.group_id, note_unreached, session, ask.unreached or ()
             )
             await self._settling_first.run(group_id, None)
         if ask.drained:
-            drained_by = await self._database.write_first(
-                note_drained, session, ask.drained, ask.parked, ask.holding
+            drained_by = await self._writes.write_first(
+                row.group_id, note_drained, session, ask.drained, ask.parked, ask.holding
             )
             if drained_by is not None:
                 await self._settling_first.run(drained_by, None)
         if row.handing_over and ask.holding is not None:
             held = set(ask.holding)
-            self._notify(await self._database.write_first(release_unheld, ask, held))
+            self._notify(await self._writes.write_first(row.group_id, release_unheld, ask, held))
 
     async def release(self, ask: ReleaseGrant) -> Done:
         """
@@ -389,17 +394,19 @@ class GroupService:
 
     async def suspend(self, ask: Suspend) -> Done:
         """Grant a session nothing from now on, or its share again.  Raises SessionUnknownError."""
-        await self._suspend(ask, self._settling)
+        await self._suspend(ask, await self._writes.group_of(ask.session), self._settling)
         return Done()
 
-    async def _suspend(self, ask: Suspend, settling: SingleFlight[int, None, None]) -> None:
-        group_id = await self._database.write_first(suspend_session, ask)
+    async def _suspend(
+        self, ask: Suspend, group: Hashable, settling: SingleFlight[int, None, None]
+    ) -> None:
+        group_id = await self._writes.write_first(group, suspend_session, ask)
         await settling.run(group_id, None)
         self._wakeups.wake([SessionId(ask.session)])
 
     async def leave(self, ask: Leave) -> Done:
         """End a session; does nothing if it has ended."""
-        group_id = await self._database.write(leave_group, ask.session)
+        group_id = await self._writes.write_of(ask.session, leave_group, ask.session)
         if group_id is not None:
             await self.settle(group_id)
             self._forget(SessionId(ask.session))
@@ -509,15 +516,15 @@ class GroupService:
         self, _session: SessionId, asks: Sequence[ReleaseGrant]
     ) -> Mapping[ReleaseGrant, KeylaneError]:
         """Release leases of one session in one transaction: a hand-over is often of many partitions."""
-        released = await self._database.write(release_leases, asks)
+        released = await self._writes.write_of(asks[0].session, release_leases, asks)
         self._notify(released.changes)
         return released.refused
 
     async def _settle_now(self, group_id: int, _items: object) -> None:
-        self._notify(await self._database.write(settle_group, group_id))
+        self._notify(await self._writes.write(group_id, settle_group, group_id))
 
     async def _settle_first(self, group_id: int, _items: object) -> None:
-        self._notify(await self._database.write_first(settle_group, group_id))
+        self._notify(await self._writes.write_first(group_id, settle_group, group_id))
 
     async def _read_grants(self, session: SessionId) -> Grants:
         grants = await self._database.read(read_grants, session)

@@ -484,11 +484,17 @@ def suspend_session(connection: Connection, ask: Suspend) -> int:
     return row.group_id
 
 
-def leave_group(connection: Connection, session: str) -> int | None:
-    """End a session; returns the id of its group, None if the session had ended."""
+def group_of(connection: Connection, session: str) -> int | None:
+    """Return the id of a session's group, None if the session has ended and was swept."""
     check_session(session)
     chosen = sa.select(sessions.c.group_id).where(sessions.c.session == session)
     group_id: int | None = connection.execute(chosen).scalar_one_or_none()
+    return group_id
+
+
+def leave_group(connection: Connection, session: str) -> int | None:
+    """End a session; returns the id of its group, None if the session had ended."""
+    group_id = group_of(connection, session)
     if group_id is None:
         return None
     mark_unsettled(connection, group_id)

@@ -59,9 +59,9 @@ _DRIVER_PARAMETERS = frozenset({
 
 def _engine_of(url: URL, *, settings: dict[str, str], **options: Any) -> AsyncEngine:
     """
-    An engine for a URL, whose query may have every parameter of libpq, as `sslmode` and `sslrootcert`.
+    An engine for a URL, whose query may have the parameters of libpq that asyncpg knows, as `sslmode` and `sslrootcert`.
 
-    asyncpg takes these from a URL alone, and SQLAlchemy gives it arguments: it would fail with a TypeError.
+    The others go to the server, which refuses what it does not know.  asyncpg takes these from a URL alone, and SQLAlchemy gives it arguments: it would fail with a TypeError.
     """
     query = {name: values for name, values in url.query.items() if name not in _DRIVER_PARAMETERS}
     arguments: dict[str, Any] = {"server_settings": settings, "timeout": ANSWER_S}

@@ -45,8 +45,16 @@ def _instant_ms(given: object) -> int:
     )
 
 
-def check_deliver_at(at_ms: int, *, now_ms: int) -> int:
-    """The same time.  Raises DeliverAtError: it is not later than now, or over AHEAD_MS_MAX ahead."""
+def check_deliver_at(at_ms: int, *, now_ms: int, latest_ms: int | None = None) -> int:
+    """
+    The same time.
+
+    Args:
+        latest_ms: another calendar's, not earlier than `now_ms`; it is not known which of them is right.
+
+    Raises:
+        DeliverAtError: it is not later than now, or over AHEAD_MS_MAX ahead of both.
+    """
     if at_ms <= now_ms:
         seconds = " (seconds since 1970?  milliseconds are needed)" if at_ms < SECONDS_MAX else ""
         raise DeliverAtError(
@@ -54,7 +62,7 @@ def check_deliver_at(at_ms: int, *, now_ms: int) -> int:
             deliver_at_ms=_detail(at_ms),
             now_ms=now_ms,
         )
-    if at_ms > now_ms + AHEAD_MS_MAX:
+    if at_ms > (now_ms if latest_ms is None else latest_ms) + AHEAD_MS_MAX:
         raise DeliverAtError(
             f"deliver_at is over 366 days ahead: {shown(at_ms)}; now is {shown(now_ms)}",
             deliver_at_ms=_detail(at_ms),

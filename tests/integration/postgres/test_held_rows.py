@@ -41,6 +41,19 @@ class HeldRows:
         answers = await self.meta.heartbeats(asks, wait_ms=0, timeout_ms=10_000)
         return {news.session: news for news in answers.news}
 
+    async def forget_told(self) -> None:
+        async with self._engine.begin() as connection:
+            await connection.execute(sa.text("UPDATE groups SET told = FALSE"))
+
+    async def all_told(self, *but: str) -> None:
+        """Wait until brokers were told of all groups: what is heard of several new ones is stored in one transaction."""
+        async with self._engine.connect() as connection, asyncio.timeout(LIMIT_S):
+            untold = sa.select(sa.func.count()).select_from(sa.text("groups"))
+            untold = untold.where(sa.text("NOT told"), sa.column("name").not_in(but))
+            while (await connection.execute(untold)).scalar_one():
+                await connection.rollback()
+                await asyncio.sleep(0.05)
+
     @asynccontextmanager
     async def held(self, chosen: str) -> AsyncIterator[None]:
         """A transaction elsewhere holds these rows."""
@@ -53,7 +66,9 @@ class HeldRows:
 async def rows(tmp_path: Path, postgres: Postgres) -> AsyncIterator[HeldRows]:
     url = postgres.url()
     network = HttpNetwork()
-    settings = MetaserverSettings(data=tmp_path, port=0, poll_ms=100, database_url=url)
+    settings = MetaserverSettings(
+        data=tmp_path, port=0, poll_ms=100, expire_ms=200, database_url=url
+    )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(network.close)
         running = await stack.enter_async_context(running_metaserver(settings))
@@ -102,3 +117,44 @@ async def test_lost_consumer_is_replaced_when_the_row_of_another_group_is_held(r
     async with rows.held("groups WHERE name = 'g'"), asyncio.timeout(LIMIT_S):
         while not (await rows.meta.heartbeat(Heartbeat(session=SECOND))).grants:
             await asyncio.sleep(0.1)
+
+
+async def test_session_is_renewed_when_many_of_a_held_group_have_news(rows: HeldRows):
+    """More of them wait for the row of their group than the metaserver has connections."""
+    many = [f"{number:016x}" for number in range(30)]
+    for session in many:
+        await rows.join(session, "g")
+    await rows.join(FREE, "h")
+    async with rows.held("groups WHERE name = 'g'"):
+        late = [
+            asyncio.create_task(rows.meta.heartbeat(Heartbeat(session=each, unreached=("left",))))
+            for each in many
+        ]
+        await asyncio.sleep(0.2)
+        async with asyncio.timeout(LIMIT_S):
+            for _ in range(3):
+                await rows.meta.heartbeat(Heartbeat(session=FREE))
+    await asyncio.gather(*late, return_exceptions=True)
+
+
+async def test_consumer_joins_when_many_wait_for_a_held_group(rows: HeldRows):
+    await rows.join(FREE, "h")
+    await rows.join(HELD, "g")
+    await rows.all_told()
+    async with rows.held("groups WHERE name = 'g'"):
+        late = [asyncio.create_task(rows.join(f"{number:016x}", "g")) for number in range(30)]
+        await asyncio.sleep(0.2)
+        async with asyncio.timeout(LIMIT_S):
+            await rows.join(SECOND, "h")
+    await asyncio.gather(*late, return_exceptions=True)
+
+
+async def test_group_is_told_when_the_row_of_another_new_one_is_held(rows: HeldRows):
+    """The rows of both are locked in one transaction, which held the one until it had the other."""
+    for session, group in ((HELD, "g"), (FREE, "h")):
+        await rows.join(session, group)
+    await rows.all_told()
+    await rows.forget_told()
+    async with rows.held("groups WHERE name = 'g'"):
+        await rows.all_told("g")
+    await rows.all_told()

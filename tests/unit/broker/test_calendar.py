@@ -74,3 +74,23 @@ def test_calendar_tells_the_time_that_ages_are_judged_by_when_it_is_held():
     assert calendar.problem != ""
     calendar.now_ms()
     assert calendar.problem == ""
+
+
+def test_calendar_is_not_believed_when_it_is_set_forward_during_a_look():
+    """A look takes one reading: another one behind it would be believed unseen."""
+    clock = ManualClock()
+    calendar = Calendar(clock)
+    true_ms = clock.wall_ms()
+    readings = iter([true_ms])
+    clock.wall_ms = lambda: next(readings, true_ms + YEAR_MS)
+    assert calendar.now_ms() == true_ms
+    assert calendar.now_ms() == true_ms
+    assert calendar.problem != ""
+
+
+def test_calendar_tells_both_times_when_it_is_held():
+    clock = ManualClock()
+    calendar = Calendar(clock)
+    assert calendar.both_ms() == (clock.wall_ms(), clock.wall_ms())
+    clock.wall_offset_ms += YEAR_MS
+    assert calendar.both_ms() == (clock.wall_ms() - YEAR_MS, clock.wall_ms())

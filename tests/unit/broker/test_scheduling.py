@@ -83,9 +83,14 @@ class BelievedCalendar:
 
     def __init__(self) -> None:
         self.now_ms = NOW_MS
+        self.ahead_ms = 0
+        """How far the machine's is set forward, which is not believed yet."""
 
     def told_ms(self) -> int:
         return self.now_ms
+
+    def both_ms(self) -> tuple[int, int]:
+        return self.now_ms, self.now_ms + self.ahead_ms
 
 
 class RecordedMessages:
@@ -260,6 +265,21 @@ async def test_frame_that_is_a_little_late_is_kept():
     calls = SchedulingCalls()
     await calls.frame(at_ms=NOW_MS - LATE_MS_MAX)
     assert len(calls.messages.kept) == 1
+
+
+async def test_time_is_taken_by_either_calendar_when_one_is_not_believed():
+    """A broker that began with a calendar of years ago, which was set right then, refused what all others take."""
+    calls = SchedulingCalls()
+    calls.calendar.ahead_ms = ahead_ms = 3 * 366 * 86_400_000
+    await calls.frame(at_ms=NOW_MS + ahead_ms + 1)
+    await calls.frame(at_ms=NOW_MS + 1)
+    assert len(await calls.post(b"v", deliver_at=f"{NOW_MS + ahead_ms + 1}")) == 1
+    assert len(await calls.post(b"v", deliver_at=f"{NOW_MS + 1}")) == 1
+    for at_ms in (NOW_MS - LATE_MS_MAX - 1, NOW_MS + ahead_ms + 367 * 86_400_000):
+        with pytest.raises(DeliverAtError):
+            await calls.frame(at_ms=at_ms, number=bytes(16))
+        with pytest.raises(DeliverAtError):
+            await calls.post(b"v", deliver_at=f"{at_ms}")
 
 
 async def test_broker_that_takes_no_messages_keeps_none():

@@ -176,6 +176,55 @@ async def test_reason_is_logged_once_when_rounds_fail_for_it_again(
     ]
 
 
+async def test_log_is_not_filled_when_rounds_fail_and_succeed_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with a proxy of which one of two databases is away: only the end of what the log said is told."""
+    rounds: list[int] = []
+
+    def fail_each_second(connection: Connection) -> DueWork:
+        rounds.append(1)
+        if len(rounds) % 2:
+            raise StorageError("it is away")
+        return due_work(connection)
+
+    monkeypatch.setattr(attendant_module, "due_work", fail_each_second)
+    async with attending(tmp_path, []), asyncio.timeout(30):
+        while len(rounds) < 20:
+            await asyncio.sleep(0.01)
+    assert caplog.messages == ["will try again: it is away", "the periodic work goes on, after 0 s"]
+
+
+async def test_end_is_logged_when_a_duty_has_told_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The database is away for duties and rounds alike, and whichever meets it first says so for both."""
+    away = True
+    rounds: list[int] = []
+
+    def read(connection: Connection) -> DueWork:
+        rounds.append(1)
+        if away and caplog.messages:
+            raise StorageError("it is away")
+        return due_work(connection)
+
+    async def duty() -> None:
+        if away:
+            raise StorageError("it is away")
+
+    monkeypatch.setattr(attendant_module, "due_work", read)
+    async with attending(tmp_path, [duty]), asyncio.timeout(30):
+        while not caplog.messages:
+            await asyncio.sleep(0.01)
+        before = len(rounds)
+        while len(rounds) < before + 3:
+            await asyncio.sleep(0.01)
+        away, before = False, len(rounds)
+        while len(rounds) < before + 3:
+            await asyncio.sleep(0.01)
+    assert caplog.messages == ["will try again: it is away", "the periodic work goes on, after 0 s"]
+
+
 async def test_reason_is_logged_again_when_rounds_fail_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from keylane.metaserver.groups.sessions import join_group, renew_sessions
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from keylane.metaserver.groups.renewals import Renewals, RenewedTogether
+from keylane.metaserver.groups.sessions import (
+    Renewed,
+    SessionRow,
+    join_group,
+    renew_at_once,
+    renew_sessions,
+)
+from keylane.metaserver.sql.database import Database
 from keylane.protocol.control import Join
+from keylane.protocol.errors import StorageError
+from keylane.protocol.ids import SessionId
 from support.sql.rows import Rows
 from support.sql.told_groups import settle_group
 
@@ -23,3 +36,23 @@ def test_renewal_asks_only_the_session_whose_lease_is_withdrawn_to_hand_over():
     renewed = rows.run(renew_sessions, [A, B, ELSEWHERE])
     assert {session for session, row in renewed.items() if row.handing_over} == {A}
     assert not rows.run(renew_sessions, [ELSEWHERE])[ELSEWHERE].handing_over
+
+
+ROW = SessionRow(session=SessionId(B), group_id=2, ttl_ms=1_000, grants_version=1, suspended=False)
+
+
+class DatabaseThatGivesUp:
+    """One whose wait for the held row of A has no answer in time."""
+
+    async def renew(self, work: Callable[..., object], ids: Sequence[str]) -> object:
+        if work is renew_at_once:
+            return Renewed({B: ROW} if B in ids else {}, {A: 1} if A in ids else {})
+        raise StorageError("no answer in time", operation="query")
+
+
+async def test_sessions_of_one_call_are_renewed_when_the_wait_for_a_held_row_fails():
+    """The statement that waits is ended after seconds, and begun anew: in some calls that comes while they wait for it."""
+    renewals = Renewals(cast("Database", DatabaseThatGivesUp()))
+    assert await renewals.together([SessionId(A), SessionId(B)]) == RenewedTogether(
+        {SessionId(B): ROW}, frozenset({SessionId(A)})
+    )
