@@ -114,7 +114,7 @@ def test_close_is_refused_within_a_callback_and_closes_nothing(make: Callable[[]
 
 
 @pytest.mark.parametrize("make", [make_producer, make_consumer])
-def test_nothing_is_kept_for_the_end_of_the_process_when_the_event_loop_has_ended_by_itself(
+def test_close_leaves_nothing_for_the_end_of_the_process_when_the_event_loop_has_ended(
     make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ):
     """Each opening of such a client was kept until the process ended, and with it the client."""
