@@ -14,12 +14,19 @@ from ..protocol.errors import KeylaneError
 from ..protocol.frames import ListParked
 from ..protocol.routing import Partition
 from ..rpc.connections import Connections
+from ..rpc.liveness.told_texts import ToldTexts
 from ..rpc.race import start_task
 from .membership import Membership
 from .pulling.pull_client import PullClient
 from .unreached import NO_CONNECTION, UnreachedBrokers, patience_for
 
 log = logging.getLogger("keylane.consumer")
+_UNREACHED = (
+    "%s gets no connection to broker group %s, of which the cluster hears: other members of its group get its partitions there, "
+    "if they do"
+)
+_REACHED = "%s takes partitions of broker group %s again"
+_AWAY = "%s waits for broker group %s, of which the cluster does not hear any more either, or which has no partition of the subject"
 
 
 class BrokerPlaces:
@@ -46,6 +53,7 @@ class BrokerPlaces:
         self._connections = connections
         self._clock = clock
         self._brokers = UnreachedBrokers(patience_for(ttl_ms))
+        self._troubles = ToldTexts()
         self._asking: asyncio.Task[None] | None = None
 
     @property
@@ -63,7 +71,8 @@ class BrokerPlaces:
                 failing[client.broker_group] = max(since_ms, failing.get(client.broker_group, 0))
             elif client.has_connection:
                 reached.add(client.broker_group)
-        if self._brokers.note(failing, reached):
+        for name in self._brokers.note(failing, reached):
+            self._tell(_REACHED, name)
             self._membership.nudge()
         asking = self._asking is not None and not self._asking.done()
         if not asking and (due := self._brokers.due(self._clock.boot_ms())):
@@ -79,25 +88,31 @@ class BrokerPlaces:
         try:
             partitions = await self._membership.partitions_by_broker()
         except KeylaneError as error:
-            log.info("%s: brokers that it does not reach: %s", self._name, error.message)
+            level = self._troubles.level(error.message)
+            log.log(level, "%s: brokers that it does not reach: %s", self._name, error.message)
             return
-        for name in due:
-            partition = partitions.get(name)
-            known = self._brokers.is_told(name)
-            away = (
-                partition is None
-                or partition.address is None
-                or (not self._brokers.is_tried(name) and await self._is_reached(partition))
-            )
-            now_ms = self._clock.boot_ms()
-            if away:
-                changed = self._brokers.forget(name, now_ms)
-            else:
-                self._brokers.stay(name, now_ms)
-                changed = not known
-            if changed:
-                self._tell(name, unreached=not away)
-                self._membership.nudge()
+        self._troubles.over()
+        # At once: where the network is cut, each broker that is asked costs a time-out.
+        await asyncio.gather(*(self._decide(name, partitions.get(name)) for name in due))
+
+    async def _decide(self, name: str, partition: Partition | None) -> None:
+        """Decide about one broker group; `partition` is one of the subject's there."""
+        away = partition is None or partition.address is None
+        # Also where its partitions try by themselves: the pause after their last try may be longer than the broker is back.
+        reached = partition is not None and not away and await self._is_reached(partition)
+        now_ms = self._clock.boot_ms()
+        if name not in self._brokers.due(now_ms):
+            return  # a partition has got there meanwhile
+        if not away and not reached:
+            changed = not self._brokers.is_told(name)
+            self._brokers.stay(name, now_ms)
+            text = _UNREACHED
+        else:
+            changed = self._brokers.forget(name, now_ms)
+            text = _AWAY if away else _REACHED
+        if changed:
+            self._tell(text, name)
+            self._membership.nudge()
 
     async def _is_reached(self, partition: Partition) -> bool:
         """
@@ -116,12 +131,5 @@ class BrokerPlaces:
             pass
         return True
 
-    def _tell(self, name: str, *, unreached: bool) -> None:
-        if unreached:
-            log.warning(
-                "%s gets no connection to broker group %s, of which the cluster hears: other members of its group get its "
-                "partitions there, if they do",
-                self._name, name,
-            )  # fmt: skip
-        else:
-            log.warning("%s takes partitions of broker group %s again", self._name, name)
+    def _tell(self, text: str, name: str) -> None:
+        log.warning(text, self._name, name)

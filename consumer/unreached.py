@@ -41,7 +41,7 @@ class UnreachedBrokers:
         """What heartbeats say."""
         return tuple(sorted(self._looks))[:UNREACHED_MAX]
 
-    def note(self, failing: Mapping[str, int], reached: Collection[str]) -> bool:
+    def note(self, failing: Mapping[str, int], reached: Collection[str]) -> list[str]:
         """
         Note how the consumer's partitions are.
 
@@ -50,17 +50,17 @@ class UnreachedBrokers:
             reached: those with a partition that has one.
 
         Returns:
-            Whether less is told from now on.
+            Those that are told no more from now on.
         """
         self._failing = {
             name: max(since_ms, self._failing.get(name, since_ms))
             for name, since_ms in failing.items()
             if name not in reached
         }
-        back = self._looks.keys() & set(reached)
+        back = sorted(self._looks.keys() & set(reached))
         for name in back:
             del self._looks[name]
-        return bool(back)
+        return back
 
     def due(self, now_ms: int) -> list[str]:
         """Those about which the cluster is to be asked now."""
@@ -75,10 +75,6 @@ class UnreachedBrokers:
     def is_told(self, name: str) -> bool:
         """Whether heartbeats say that a broker group is not reached."""
         return name in self._looks
-
-    def is_tried(self, name: str) -> bool:
-        """Whether partitions of the consumer try to get a connection by themselves."""
-        return name in self._failing
 
     def stay(self, name: str, now_ms: int) -> None:
         """Tell, from now on or still, that a broker group is not reached; it is looked at again after the patience."""

@@ -184,6 +184,7 @@ class SyncProducer(Uncopied, Generic[V]):
         """
         refuse_call(flag_problems(flush=flush))
         if self._thread.state != "open":
+            self._at_end.off()  # its event loop may have ended by itself: what is kept for the end would stay for good
             return
         self._thread.check_caller()
         try:

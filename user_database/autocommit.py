@@ -39,9 +39,9 @@ def _of_the_engine(connection: Connection) -> str | None:
     return level
 
 
-def begin_before_savepoint(connection: Connection, _name: str | None = None) -> None:
+def begin_before_savepoint(connection: Connection) -> None:
     """
-    Begin the transaction that a savepoint is to be in; an event listener for "savepoint".
+    Begin the transaction that a savepoint is to be in.
 
     Python's driver of SQLite begins one before the first statement that writes, and a savepoint is none: its end would commit.
     """

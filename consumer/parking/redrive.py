@@ -361,21 +361,14 @@ class Redrives:
         if not passed:
             parked = await self._sender.first_rows(key, WINDOW)
             return parked.rows, parked.edited
-        # Not from the front for each window: there may be thousands of pages that were passed over.
-        began_at = passed.rows_before
+        # Not from the front for each window: there may be thousands of pages that were passed over.  Rows that have moved up
+        # there, as where an operator has skipped some, are asked for with those.
         while True:
             parked = await self._sender.first_rows(key, MAX_I64, first=passed.rows_before)
             rows = passed.rows_left(parked.rows, WINDOW)
-            if rows:
+            if rows or not parked.rows:
                 return rows, parked.edited
-            if parked.rows:
-                passed.rows_before += len(parked.rows)
-            elif (
-                began_at
-            ):  # an operator may have skipped some at the front: the others have moved up
-                began_at = passed.rows_before = 0
-            else:
-                return rows, parked.edited
+            passed.rows_before += len(parked.rows)
 
     async def read(
         self,

@@ -352,6 +352,7 @@ class AckSender:
 
     def _refused(self, request: AckRequest, error: OverloadedError) -> bool:
         """Note that the broker keeps no more ranges; True if a request with fewer can help."""
+        self._partition.note_unanswered(error)  # the broker has answered
         release(request.waiters, durable=False)  # else no worker would be left for older messages
         if not self.handled.at_range_limit:
             name = self._partition.log_name

@@ -229,7 +229,7 @@ class QueueReader(Resident, Generic[V]):
 
         Raises:
             QueueUnknownError
-            InvalidRequestError: `at_ms` is not in [0, 2**63), or `bound` is no bound.
+            InvalidRequestError: `at_ms` is not in [0, 2**63), or is seconds, micro- or nanoseconds; or `bound` is no bound.
             UnreachableError: the broker of a partition does not answer.
         """
         if not is_within(at_ms, 0, MAX_I64):

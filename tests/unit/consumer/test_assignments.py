@@ -279,6 +279,19 @@ async def test_ended_tokens_are_of_the_latest_partitions_when_partitions_come_an
     assert not [client for client in consumer.made if client.partition_id == 99][1:]
 
 
+async def test_ended_tokens_that_are_forgotten_are_those_that_ended_first(monkeypatch):
+    """Those of partitions that the consumer has are beyond the bound: all of them may end at once."""
+    monkeypatch.setattr(module, "ENDED_TOKENS_MAX", 2)
+    consumer = AssignmentsAlone()
+    for partition_id in (1, 2, 1, 3):
+        consumer.assignments._note_ended(partition_id, 7)
+    assert consumer.assignments._ended_tokens.keys() == {1, 3}
+    consumer.give(grant(11), grant(12))
+    for partition_id in (11, 12):
+        consumer.assignments._note_ended(partition_id, 7)
+    assert consumer.assignments._ended_tokens.keys() == {1, 3, 11, 12}
+
+
 async def test_tasks_of_a_partition_end_when_its_hand_over_fails():
     """They sent acks for a consumer that was closed, and the fault was told nowhere."""
     side = AssignmentsAlone()

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from keylane.consumer.membership import Membership
+from keylane.consumer.membership import Membership, _may_share
 from keylane.consumer.settings import ConsumerSettings
 from keylane.consumer.shared_heartbeats import heartbeats_for
-from keylane.protocol.control import Done, Grants, Join, Joined
+from keylane.protocol.control import Done, Grants, Heartbeat, Join, Joined
 from keylane.protocol.errors import (
     GroupDeletedError,
     InstanceTakenError,
@@ -424,3 +424,10 @@ async def test_membership_shares_no_more_when_its_stop_is_cancelled():
     assert not other.has_others
     await other.leave("other")
     await connections.close()
+
+
+@pytest.mark.parametrize(("unreached", "shares"), [((), True), (("g0",), False)])
+def test_heartbeat_that_names_a_broker_is_sent_alone(unreached: tuple[str, ...], shares: bool):
+    """A shared one says nothing of brokers."""
+    body = Heartbeat(session="a" * 16, known_version=1, wait_ms=100, unreached=unreached)
+    assert _may_share(body, Grants(version=1, ttl_ms=1_000, grants=())) is shares

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from keylane.consumer.places import BrokerPlaces
 from keylane.protocol.errors import FencedError, KeylaneError, NotSentError
@@ -25,6 +29,8 @@ class OneBroker:
         self.unanswered: KeylaneError | None = None
         self.nudges = 0
         self.calls: list[Request] = []
+        self.meanwhile: Callable[[], None] = lambda: None
+        """What happens while the broker is asked."""
         self.places = BrokerPlaces(
             "consumer",
             "g",
@@ -51,6 +57,7 @@ class OneBroker:
 
     async def call(self, request: Request) -> None:
         self.calls.append(request)
+        self.meanwhile()
         raise self.answer
 
     async def look(self, *, after_ms: int, failing: bool) -> tuple[str, ...]:
@@ -66,9 +73,10 @@ async def test_broker_is_told_until_it_answers() -> None:
     consumer = OneBroker()
     assert await consumer.look(after_ms=TTL_MS - 1, failing=True) == ()
     assert await consumer.look(after_ms=1, failing=True) == ("g0",)
-    assert (consumer.nudges, consumer.calls) == (1, []), "its partition tries by itself"
-    assert await consumer.look(after_ms=TTL_MS, failing=False) == ("g0",)
+    assert consumer.nudges == 1
     assert [type(call) for call in consumer.calls] == [ListParked]
+    assert await consumer.look(after_ms=TTL_MS, failing=False) == ("g0",)
+    assert [type(call) for call in consumer.calls] == [ListParked] * 2
     consumer.answer = FencedError()
     assert await consumer.look(after_ms=TTL_MS - 1, failing=False) == ("g0",)
     assert await consumer.look(after_ms=1, failing=False) == ()
@@ -81,7 +89,9 @@ async def test_broker_is_not_told_when_the_cluster_does_not_hear_of_it() -> None
     assert await consumer.look(after_ms=TTL_MS, failing=True) == ()
     consumer.address = ADDRESS
     assert await consumer.look(after_ms=TTL_MS - 1, failing=True) == ()
+    assert consumer.calls == []
     assert await consumer.look(after_ms=1, failing=True) == ("g0",)
+    consumer.calls.clear()
     consumer.address = None  # it went down as well
     assert await consumer.look(after_ms=TTL_MS, failing=False) == ()
     assert consumer.calls == []
@@ -93,3 +103,59 @@ async def test_broker_is_asked_about_again_when_no_metaserver_answers() -> None:
     assert await consumer.look(after_ms=TTL_MS, failing=True) == ()
     consumer.unanswered = None
     assert await consumer.look(after_ms=0, failing=True) == ("g0",)
+
+
+async def test_broker_is_not_told_when_it_answers_before_its_partition_has_tried_again() -> None:
+    """A broker that was restarted: the cluster hears of it while the partitions still pause after their last try."""
+    consumer = OneBroker()
+    consumer.answer = FencedError()
+    assert await consumer.look(after_ms=TTL_MS, failing=True) == ()
+    consumer.answer = NotSentError("no way")
+    assert await consumer.look(after_ms=TTL_MS - 1, failing=True) == ()
+    assert await consumer.look(after_ms=1, failing=True) == ("g0",)
+
+
+def reaches(consumer: OneBroker) -> None:
+    """A partition of the consumer gets at the broker."""
+    client = SimpleNamespace(broker_group="g0", no_connection_since_ms=None, has_connection=True)
+    consumer.places.look([cast(Any, client)])
+
+
+async def test_broker_is_not_told_when_a_partition_gets_there_while_it_is_asked() -> None:
+    consumer = OneBroker()
+    consumer.meanwhile = lambda: reaches(consumer)
+    assert await consumer.look(after_ms=TTL_MS, failing=True) == ()
+    assert consumer.nudges == 0
+
+
+async def test_log_says_it_when_a_partition_gets_at_a_broker_that_was_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    consumer = OneBroker()
+    assert await consumer.look(after_ms=TTL_MS, failing=True) == ("g0",)
+    caplog.clear()
+    reaches(consumer)
+    assert caplog.messages == ["consumer takes partitions of broker group g0 again"]
+    assert consumer.places.unreached == ()
+
+
+async def test_log_says_once_that_no_metaserver_answers(caplog: pytest.LogCaptureFixture) -> None:
+    """It asks at each look, which is each second."""
+    consumer = OneBroker()
+    consumer.unanswered = NotSentError("no metaserver")
+    with caplog.at_level(logging.INFO):
+        for _ in range(5):
+            await consumer.look(after_ms=TTL_MS, failing=True)
+    assert caplog.messages == ["consumer: brokers that it does not reach: no metaserver"]
+
+
+async def test_log_does_not_say_that_partitions_are_taken_when_the_broker_went_down(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    consumer = OneBroker()
+    await consumer.look(after_ms=TTL_MS, failing=True)
+    caplog.clear()
+    consumer.address = None
+    assert await consumer.look(after_ms=TTL_MS, failing=False) == ()
+    (said,) = caplog.messages
+    assert said.startswith("consumer waits for broker group g0")

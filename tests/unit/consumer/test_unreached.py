@@ -34,8 +34,7 @@ def test_broker_is_told_until_it_is_reached() -> None:
     brokers.note({}, set())  # others have its partitions
     assert brokers.due(60_999) == []
     assert brokers.due(61_000) == ["g0"]
-    assert not brokers.is_tried("g0")
-    assert brokers.note({}, {"g0"})
+    assert brokers.note({}, {"g0"}) == ["g0"]
     assert brokers.told == ()
 
 

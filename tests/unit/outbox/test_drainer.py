@@ -6,7 +6,10 @@ import asyncio
 import random
 from typing import Any
 
+import pytest
+
 from keylane.outbox import OutboxSettings
+from keylane.outbox import drainer as module
 from keylane.outbox.drainer import Drainer
 from keylane.outbox.routes import KnownRoute
 from keylane.outbox.tables import OutboxTables
@@ -52,14 +55,20 @@ def known_route(subject: str, first_id: int) -> KnownRoute:
     )
 
 
-async def test_round_asks_for_the_senders_of_each_subject_without_a_look_at_all_of_them():
-    """With 1,000 subjects of 4 partitions a round kept the event loop of the program for 0.4 s."""
+def drainer_alone() -> tuple[Drainer, Any]:
+    """A drainer that makes no round, and what it knows of routes."""
     nothing: Any = None
     routes: Any = type("Routes", (), {"known": {}})()
     drainer = Drainer(
         SilentDatabase(), OutboxTables(), routes, owner="o", broker_at=nothing,
         settings=OutboxSettings(), rng=random.Random(1), draw_identity=lambda _bits: 5, waiters=nothing,
     )  # fmt: skip
+    return drainer, routes
+
+
+async def test_round_asks_for_the_senders_of_each_subject_without_a_look_at_all_of_them():
+    """With 1,000 subjects of 4 partitions a round kept the event loop of the program for 0.4 s."""
+    drainer, routes = drainer_alone()
     for number in range(50):
         name = CountedName(f"s{number}")
         routes.known[name] = known_route(name, 4 * number + 1)
@@ -70,4 +79,30 @@ async def test_round_asks_for_the_senders_of_each_subject_without_a_look_at_all_
     assert {capacity.partition_id for capacity in tables["s7"]} == {29, 30, 31, 32}
     assert CountedName.compared < 4 * 50
     drainer._task.cancel()
+    await drainer._close_senders()
+
+
+async def test_subjects_that_are_forgotten_have_no_batches_and_wait_for_no_route(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A sender with batches knows what was sent, and those that wait for a route are told it by their name."""
+    monkeypatch.setattr(module, "SUBJECTS_KEPT", 1)
+    drainer, routes = drainer_alone()
+    for number in range(6):
+        name = f"s{number}"
+        routes.known[name] = known_route(name, 4 * number + 1)
+        drainer._lead(name, routes.known[name])
+    ended = [sender._task for sender in drainer._senders_of("s0")]
+    batch: Any = object()
+    drainer.senders[6].batches.append(batch)  # of "s1"
+    waiting = asyncio.ensure_future(asyncio.Event().wait())
+    drainer._learning["s2"] = drainer._confirming["s3"] = waiting  # type: ignore[assignment]  # it is only looked for
+    await drainer._forget_idle()
+    assert routes.known.keys() == {"s1", "s2", "s3"}
+    assert drainer._by_subject.keys() == {"s1", "s2", "s3"}
+    assert drainer.senders.keys() == set(range(5, 17))
+    assert all(task.done() for task in ended)
+    for task in (drainer._task, waiting):
+        task.cancel()
+    drainer.senders[6].batches.clear()
     await drainer._close_senders()

@@ -159,6 +159,19 @@ def test_message_is_passed_over_when_it_is_twice_in_a_transaction(engine):
     assert done(engine) == [(3, 4), (5, 6)]
 
 
+def test_effects_are_done_when_a_block_is_inside_of_another_of_its_connection(engine):
+    """The end of the inner block took the event listener of both, and that of the outer one failed."""
+    with engine.begin() as connection:
+        with fenced(connection, delivered(1)):
+            connection.execute(sa.insert(Entry).values(offset=1))
+            with fenced(connection, delivered(2)):
+                connection.execute(sa.insert(Entry).values(offset=2))
+            with connection.begin_nested():
+                connection.execute(sa.insert(Entry).values(offset=3))
+    assert entries(engine) == [1, 2, 3]
+    assert done(engine) == [(1, 2), (2, 3)]
+
+
 def test_batch_has_what_is_left_in_order(engine):
     effect(engine, delivered(3))
     batch = [delivered(offset, partition_id=part) for part in (8, 7) for offset in (4, 3, 2)]

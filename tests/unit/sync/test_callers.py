@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import copy
 import logging
 import sys
@@ -110,6 +111,29 @@ def test_close_is_refused_within_a_callback_and_closes_nothing(make: Callable[[]
         client._thread.run(callback)
     assert client._thread.state == "open"
     client._thread.stop()
+
+
+@pytest.mark.parametrize("make", [make_producer, make_consumer])
+def test_close_leaves_nothing_for_the_end_of_the_process_when_the_event_loop_has_ended(
+    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+):
+    """Each opening of such a client was kept until the process ended, and with it the client."""
+    client = make()
+    kept: list[object] = []
+    monkeypatch.setattr(atexit, "register", kept.append)
+    monkeypatch.setattr(atexit, "unregister", kept.remove)
+    client._thread.start()
+    client._at_end.on()
+
+    async def exit_soon() -> None:
+        asyncio.get_running_loop().call_soon(sys.exit, 3)
+        await asyncio.sleep(60)
+
+    with pytest.raises(ClosedError):
+        client._thread.run(exit_soon)
+    client._thread.stop()
+    client.close()
+    assert not kept
 
 
 def test_close_with_a_flush_that_is_no_switch_closes_nothing():

@@ -47,6 +47,6 @@ def test_transaction_is_begun_once_when_savepoints_come_first() -> None:
         assert not driver.in_transaction
         begin_before_savepoint(connection)
         assert driver.in_transaction
-        begin_before_savepoint(connection, "name")
+        begin_before_savepoint(connection)
         connection.rollback()
         assert not driver.in_transaction

@@ -175,6 +175,34 @@ async def test_redrive_of_loose_messages_passes_over_those_that_cannot_be_read(k
         assert [message.offset for message in owner.messages[2:]] == [0, 1]
 
 
+class BetweenBroker(DamagedBroker):
+    """Sends a batch that does not unpack at offset 2 behind a whole one, and before another."""
+
+    async def call(self, request, payload=b"", *, wait_ms=0):
+        if isinstance(request, Read):
+            batches = {0: stored(0), 2: not_unpacking(2), 4: stored(4)}
+            sent = [record for base, record in batches.items() if base + 2 > request.offset]
+            return Batches(0, 6, 6, False), b"".join(sent)
+        return await super().call(request, payload, wait_ms=wait_ms)
+
+
+async def test_redrive_of_loose_messages_has_those_before_and_behind_a_batch_that_does_not_unpack():
+    broker, owner = BetweenBroker(RETRIED), NotingOwner()
+    owner.redrives = True
+    broker.parked[RETRIED] = [(1, 0, 6)]
+    async with opened(PullClient, broker, owner, ConsumerSettings(backoff=FAST)) as client:
+        client.parking._redrives.begin(RETRIED)
+        while not owner.messages:
+            await asyncio.sleep(0)
+        assert [message.offset for message in owner.messages] == [0, 1]
+        broker.parked[RETRIED] = [(1, 2, 6)]
+        for message in owner.messages:
+            message.delivery.done(message.offset)
+        while len(owner.messages) == 2:
+            await asyncio.sleep(0.001)
+        assert [message.offset for message in owner.messages[2:]] == [4, 5]
+
+
 async def test_redrive_of_a_key_waits_for_its_oldest_message_when_that_cannot_be_read():
     broker, owner = DamagedBroker(KEY), NotingOwner()
     owner.redrives = True

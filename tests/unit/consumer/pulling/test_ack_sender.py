@@ -149,6 +149,9 @@ async def test_acks_are_sent_again_after_an_error():
         sender.send_soon()
         await eventually(lambda: partition.cursors == [1])
         assert {ack.ranges for ack in broker.asked(Ack)} == {((0, 1),)}
+    # A refusal too: it is an answer of a broker that did not answer before.
+    kinds = [type(error) for error in partition.failures]
+    assert kinds == [NotSentError, OverloadedError, NotSentError]
 
 
 async def test_request_under_way_is_sent_again_by_a_flush_when_the_task_is_cancelled():

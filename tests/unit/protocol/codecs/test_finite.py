@@ -35,6 +35,10 @@ class Model(pydantic.BaseModel):
     sensor: str | None = None
 
 
+class Titled(Model):
+    title: str
+
+
 class WithConstants(Model, ser_json_inf_nan="constants"):
     """Written as NaN, which pydantic reads."""
 
@@ -88,6 +92,19 @@ def test_json_codec_takes_json_that_is_ready():
 def test_pydantic_codec_refuses_a_number_that_would_become_null(bad: float):
     with pytest.raises(ValueError, match="NaN and infinity have no JSON"):
         PydanticCodec(Model).encode(Model(degrees=bad))
+
+
+@pytest.mark.parametrize("title", ["Infinity War", "NaN"])
+def test_pydantic_codec_refuses_it_beside_a_text_that_has_the_name_of_the_number(title: str):
+    with pytest.raises(ValueError, match="NaN and infinity have no JSON"):
+        PydanticCodec(Titled).encode(Titled(degrees=math.nan, title=title))
+
+
+@pytest.mark.parametrize("kind", [WithConstants, WithTexts])
+def test_pydantic_codec_takes_nan_beside_none_where_the_model_says_how_it_is_written(
+    kind: type[Model],
+):
+    assert b"NaN" in PydanticCodec(kind).encode(kind(degrees=math.nan))
 
 
 @pytest.mark.parametrize("kind", [WithConstants, WithTexts])

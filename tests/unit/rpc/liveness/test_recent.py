@@ -15,6 +15,14 @@ def test_recent_names_are_those_noted_last_when_there_are_too_many():
     assert "n997" not in names
 
 
+def test_name_becomes_the_newest_when_it_is_noted_again():
+    names = RecentNames(2)
+    for name in ("a", "b", "a", "c"):
+        names.add(name)
+    assert "a" in names
+    assert "b" not in names
+
+
 def test_recent_names_lack_what_was_discarded():
     names = RecentNames(3)
     names.add("a")
