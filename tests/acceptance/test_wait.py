@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.ports import free_port
+from support.running.shared_end import ending_with_parent
 
 pytestmark = pytest.mark.acceptance
 
@@ -25,6 +26,7 @@ def keylane(*arguments: str, **variables: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=ending_with_parent(),  # noqa: PLW1509  it calls nothing but the kernel
         env={**os.environ, **variables},
     )
 

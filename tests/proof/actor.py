@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from proof.recording import Stop, boot_ns
+from support.running.shared_end import ending_with_parent
 from support.server_process import ServerProcess
 
 HERE = Path(__file__).parent
@@ -74,6 +75,7 @@ class Actor:
                     stdout=subprocess.PIPE,
                     stderr=log,
                     text=True,
+                    preexec_fn=ending_with_parent(),  # noqa: PLW1509  it calls nothing but the kernel
                     env=os.environ | own | self._environment,
                 )
 

@@ -7,7 +7,6 @@ root: there it runs as another user.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import importlib.util
 import itertools
 import os
@@ -24,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+
+from support.running.shared_end import ending_with_parent
 
 PROGRAMS = ("initdb", "postgres")
 SECONDS_TO_START = 30
@@ -64,12 +65,6 @@ def _other_user() -> pwd.struct_passwd | None:
         except KeyError:
             continue
     raise AssertionError("no user but root is here to run PostgreSQL")
-
-
-def die_with_parent() -> None:
-    """In the child: end with the tests, even if they are killed."""
-    set_parent_death_signal = 1
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGINT)
 
 
 class Postgres:
@@ -133,7 +128,7 @@ def running_postgres(programs: Path | None = None, *, address: str = "") -> Iter
                 [programs / "postgres", "-D", data, "-k", folder, *settings],
                 stdout=log,
                 stderr=log,
-                preexec_fn=die_with_parent,  # noqa: PLW1509  it calls nothing but the kernel
+                preexec_fn=ending_with_parent(signal.SIGINT),  # noqa: PLW1509  it calls nothing but the kernel
                 **how,
             )
         try:

@@ -23,6 +23,8 @@ from importlib import import_module
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 
+from support.running.shared_end import end_with_tests
+
 _FORKING = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload(
     [
@@ -61,6 +63,7 @@ def _run(
     files: dict[int, _Detached],
     place: Callable[[], AbstractContextManager[None]],
 ) -> None:
+    end_with_tests()
     with place():
         _run_here(module, arguments, environment, files)
 

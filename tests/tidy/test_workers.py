@@ -2,8 +2,11 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +24,29 @@ def test_number(number):
         with open("deaths", "a") as deaths:
             deaths.write(f"{number} ")
         os._exit(1)
+"""
+STARTER = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from proof.actor import Actor
+from support.server_process import ServerProcess
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    sleeper = folder / "sleeper.py"
+    forked = ServerProcess(str(sleeper), [])
+    anew = Actor("anew", ["sleeper"], folder / "log", anew=True, PYTHONPATH=sys.argv[2] + os.pathsep + str(folder))
+    anew.spawn()
+    assert forked.stdout.readline() == anew.process.stdout.readline() == "ready\\n", (folder / "log").read_text()
+    print(forked.pid, anew.process.pid, flush=True)
+    os.kill(os.getpid(), getattr(signal, sys.argv[3]))
+    signal.pause()
+"""
+SLEEPER = """
+import time
+
+print("ready", flush=True)
+time.sleep(60)
 """
 HOOK = """
 def pytest_xdist_make_scheduler(config, log):
@@ -58,3 +84,36 @@ def test_ports_of_a_process_are_given_to_no_other_when_two_runs_share_a_machine(
     finally:
         for _, holder in ranges:
             os.close(holder)
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_programs_of_a_run_end_when_the_run_is_killed(tmp_path: Path, end: signal.Signals):
+    """One that goes on would send what it has left to the servers of the next run, which gets the same ports."""
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    (tmp_path / "starter.py").write_text(STARTER)
+    tests = str(ROOT / "tests")
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "starter.py"), str(tmp_path), tests, end.name],
+        env=os.environ | {"PYTHONPATH": tests},
+        check=False,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == -end
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2
+    until = time.monotonic() + 10
+    while any(map(_runs, pids)):
+        assert time.monotonic() < until, [pid for pid in pids if _runs(pid)]
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        said = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return not said.rpartition(") ")[2].startswith(
+        "Z"
+    )  # it has ended, and no parent took its status

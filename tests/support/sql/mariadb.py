@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -20,7 +21,7 @@ from pathlib import Path
 import asyncmy
 import asyncmy.errors
 
-from support.postgres import die_with_parent
+from support.running.shared_end import ending_with_parent
 
 PACKAGE = "mariadb-server-core"
 ADVICE = f"install MariaDB, or let the tests download Debian's {PACKAGE} with apt-get"
@@ -125,7 +126,7 @@ def running_mariadb() -> Iterator[Mariadb]:
                 stdout=log,
                 stderr=log,
                 env=os.environ | ({} if usr == Path("/usr") else {"LD_LIBRARY_PATH": libraries}),
-                preexec_fn=die_with_parent,  # noqa: PLW1509  it calls nothing but the kernel
+                preexec_fn=ending_with_parent(signal.SIGINT),  # noqa: PLW1509  it calls nothing but the kernel
             )
         try:
             mariadb = Mariadb(socket)
