@@ -136,10 +136,14 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         ]
         # The transaction must not end without the offset: its effects would be committed again at each try.
         event.listen(connection, "commit", self._refuse_commit)
-        event.listen(connection, "savepoint", begin_before_savepoint)
+        event.listen(connection, "savepoint", self._begin_first)
         self._guarded = connection
         todo: Any = bool(left) if self._todo is bool else left
         return todo  # type: ignore[no-any-return]  # its type was given by the caller
+
+    def _begin_first(self, connection: Connection, _name: str | None) -> None:
+        # Of this block alone: SQLAlchemy keeps a function once for each connection, and blocks may be in each other.
+        begin_before_savepoint(connection)
 
     def _refuse_commit(self, connection: Connection) -> None:
         self._commit_refused = True
@@ -151,7 +155,7 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         guarded, self._guarded = self._guarded, None
         if guarded is not None:
             event.remove(guarded, "commit", self._refuse_commit)
-            event.remove(guarded, "savepoint", begin_before_savepoint)
+            event.remove(guarded, "savepoint", self._begin_first)
         if error is not None:
             return
         if self._commit_refused or target.get_transaction() is not self._transaction:

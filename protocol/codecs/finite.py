@@ -20,3 +20,18 @@ def all_finite(value: object) -> bool:
         elif isinstance(each, list | tuple | set | frozenset):
             left.extend(each)
     return True
+
+
+def is_null_in(value: object, in_json: object) -> bool:
+    """True if a number of a value, of dicts, lists, texts and numbers, is null in its JSON, as that was read."""
+    left = [(value, in_json)]
+    while left:
+        each, stored = left.pop()
+        if isinstance(each, float):
+            if stored is None:
+                return True
+        elif isinstance(each, dict) and isinstance(stored, dict):
+            left.extend((inner, stored.get(name)) for name, inner in each.items() if name in stored)
+        elif isinstance(each, list) and isinstance(stored, list):
+            left.extend(zip(each, stored, strict=False))
+    return False

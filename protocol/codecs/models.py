@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..errors import ConfigError
-from .finite import NOT_IN_JSON, all_finite
+from .finite import NOT_IN_JSON, all_finite, is_null_in
 
 
 class Model(Protocol):
@@ -60,10 +61,10 @@ class PydanticCodec(Generic[M]):
         if not isinstance(given, self._model):
             raise TypeError(f"{type(given).__name__} is no {self._model.__name__}")
         text = value.model_dump_json(by_alias=True, round_trip=True)
-        # A model may be configured to write them as constants or texts.
-        if "null" in text and "NaN" not in text and "Infinity" not in text:
+        if "null" in text:
             dumped = value.model_dump(mode="json", by_alias=True, round_trip=True)
-            if not all_finite(dumped):
+            # A model may be configured to write them as constants, which Python's own json reads, or as texts.
+            if not all_finite(dumped) and is_null_in(dumped, json.loads(text)):
                 raise ValueError(NOT_IN_JSON)
         return text.encode()
 

@@ -560,3 +560,15 @@ async def test_effect_is_rolled_back_when_its_first_statement_is_in_a_savepoint_
         await fail()
     await own.dispose()
     assert (entries(engine), done(engine)) == ([], [])
+
+
+def test_blocks_end_one_after_the_other_when_they_are_in_each_other(engine):
+    """The end of the inner one took away what the outer one watches, and the end of that raised."""
+    with engine.begin() as connection:
+        with fenced(connection, delivered(1)) as outer, fenced(connection, delivered(2)) as inner:
+            assert outer
+            assert inner
+        with pytest.raises(KeyError):
+            with fenced(connection, delivered(3)), fenced(connection, delivered(4)):
+                raise KeyError
+    assert done(engine) == [(1, 2), (2, 3)]

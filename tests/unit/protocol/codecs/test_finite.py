@@ -101,3 +101,26 @@ def test_pydantic_codec_takes_infinity_where_the_model_says_how_it_is_written(
 
 def test_pydantic_codec_takes_nan_where_the_model_itself_makes_null_of_it():
     assert PydanticCodec(Mapped).encode(Mapped(degrees=math.nan)) == b'{"degrees":null}'
+
+
+class Named(pydantic.BaseModel):
+    names: list[str | None] = []
+    readings: dict[str, list[float | None]] = {}
+
+
+class NamedWithConstants(Named, ser_json_inf_nan="constants"):
+    """Written as NaN."""
+
+
+@pytest.mark.parametrize("name", ["NaN", "Infinity", "-Infinity", "null"])
+def test_pydantic_codec_refuses_a_number_that_would_become_null_when_a_text_is_its_name(name: str):
+    """The text was taken for the number, and the number was stored as null."""
+    value = Named(names=[name], readings={name: [1.0, math.nan]})
+    with pytest.raises(ValueError, match="NaN and infinity have no JSON"):
+        PydanticCodec(Named).encode(value)
+
+
+def test_pydantic_codec_takes_null_beside_a_number_that_is_written_as_a_constant():
+    value = NamedWithConstants(names=[None], readings={"a": [None, math.inf]})
+    codec = PydanticCodec(NamedWithConstants)
+    assert codec.decode(codec.encode(value)) == value
