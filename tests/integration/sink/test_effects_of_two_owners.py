@@ -7,9 +7,9 @@ import asyncio
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
-from keylane import Message
+from keylane import InvalidRequestError, Message
 from keylane.errors import EffectDoneError, EffectFencedError
 from keylane.sink import FencedSession, fenced_batch
 from support.sink.deliveries import GroupDelivery, delivered
@@ -136,3 +136,16 @@ async def test_lanes_of_an_owner_do_not_fail_each_other(engine):
     assert rows < 300, "they are merged"
     for offset in (0, 255, 300, 599):
         assert not await effect(engine, numbered(offset, token=4))
+
+
+async def test_effect_is_refused_when_the_connection_commits_each_statement(engine):
+    """Also where the driver alone knows it: asyncmy is told by `connect_args`, of which SQLAlchemy sees nothing."""
+    told = {} if engine.dialect.name == "postgresql" else {"connect_args": {"autocommit": True}}
+    level = {} if told else {"isolation_level": "AUTOCOMMIT"}
+    alone = create_async_engine(engine.url, **told, **level)
+    for each in (alone, engine.execution_options(isolation_level="AUTOCOMMIT")):
+        with pytest.raises(InvalidRequestError, match="AUTOCOMMIT"):
+            await effect(each, numbered(0, token=1))
+    await alone.dispose()
+    assert await entries_by_key(engine) == {}
+    assert await effect(engine, numbered(0, token=1))
