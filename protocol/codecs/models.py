@@ -6,7 +6,7 @@ import json
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..errors import ConfigError
-from .finite import NOT_IN_JSON, all_finite, is_null_in
+from .finite import NOT_IN_JSON, is_null_in, may_lack_json
 
 
 class Model(Protocol):
@@ -64,7 +64,7 @@ class PydanticCodec(Generic[M]):
         if "null" in text:
             dumped = value.model_dump(mode="json", by_alias=True, round_trip=True)
             # A model may be configured to write them as constants, which Python's own json reads, or as texts.
-            if not all_finite(dumped) and is_null_in(dumped, json.loads(text)):
+            if may_lack_json(dumped) and is_null_in(dumped, json.loads(text)):
                 raise ValueError(NOT_IN_JSON)
         return text.encode()
 

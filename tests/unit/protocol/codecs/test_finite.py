@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keylane.protocol.codecs.codec import encode_value
+from keylane.protocol.codecs.finite import all_finite, may_lack_json
 from keylane.protocol.codecs.models import PydanticCodec
 from keylane.protocol.codecs.text import JsonCodec
 from keylane.protocol.errors import CodecError
@@ -124,3 +125,21 @@ def test_pydantic_codec_takes_null_beside_a_number_that_is_written_as_a_constant
     value = NamedWithConstants(names=[None], readings={"a": [None, math.inf]})
     codec = PydanticCodec(NamedWithConstants)
     assert codec.decode(codec.encode(value)) == value
+
+
+@given(NESTED)
+def test_value_may_lack_json_when_a_number_of_it_has_none(value: object):
+    assert may_lack_json(value) or all_finite(value)
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": 2**70, "b": None}, [None, "\xcb\x7f\xf8"], [b"\xcb\x7f\xf8", None]]
+)
+def test_json_codec_takes_what_only_looks_like_a_number_without_json(value: object):
+    """A whole number without MessagePack, and bytes that begin as NaN does there."""
+    data = JsonCodec().encode(value)
+    assert b"null" in data
+
+
+def test_looking_for_numbers_without_json_is_skipped_when_a_value_has_only_none():
+    assert not may_lack_json({"note": None, "price": 1.5, "tags": ["null"]})
