@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 
 from keylane import InvalidRequestError, Message
 from keylane.errors import EffectDoneError, EffectFencedError
-from keylane.sink import FencedSession, fenced_batch
+from keylane.sink import FencedSession, fenced, fenced_batch
 from support.sink.deliveries import GroupDelivery, delivered
 from support.sink.entries import ENTRIES, entries_by_key, entry
 
@@ -149,3 +149,33 @@ async def test_effect_is_refused_when_the_connection_commits_each_statement(engi
     await alone.dispose()
     assert await entries_by_key(engine) == {}
     assert await effect(engine, numbered(0, token=1))
+
+
+# asyncpg has no transactions in two phases.
+@pytest.mark.parametrize(
+    "engine", [pytest.param("mariadb", marks=pytest.mark.whole)], indirect=True
+)
+async def test_effect_is_not_committed_when_a_commit_in_two_phases_is_inside_of_its_block(engine):
+    """It was refused when its effect was written, without its offset: once more at each try."""
+    message = numbered(0, token=1)
+    add = sa.insert(ENTRIES).values(entry(message))
+
+    async def of_a_session() -> None:
+        async with AsyncSession(engine, twophase=True) as session, FencedSession(session, message):
+            await session.execute(add)
+            await session.commit()
+
+    async def of_a_connection() -> None:
+        async with engine.connect() as connection:
+            transaction = await connection.run_sync(lambda real: real.begin_twophase())
+            async with fenced(connection, message):
+                await connection.execute(add)
+                await connection.run_sync(lambda _: transaction.commit())
+
+    for commits_inside in (of_a_session, of_a_connection):
+        with pytest.raises(InvalidRequestError, match="commit after the block"):
+            await commits_inside()
+        assert await entries_by_key(engine) == {}
+    async with AsyncSession(engine, twophase=True) as session, FencedSession(session, message):
+        await session.execute(add)
+    assert await entries_by_key(engine) == {b"k": [b"0"]}

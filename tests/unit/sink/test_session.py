@@ -572,3 +572,17 @@ def test_blocks_end_one_after_the_other_when_they_are_in_each_other(engine):
             with fenced(connection, delivered(3)), fenced(connection, delivered(4)):
                 raise KeyError
     assert done(engine) == [(1, 2), (2, 3)]
+
+
+def test_preparation_of_a_commit_is_refused_inside_of_a_block(engine):
+    """As a session with `twophase` asks for it; SQLite has none, so the event is told here."""
+
+    def prepare(connection) -> None:
+        with fenced(connection, delivered(1)):
+            connection.dispatch.prepare_twophase(connection, "xid")
+
+    with engine.begin() as connection:
+        with pytest.raises(InvalidRequestError, match="commit after the block"):
+            prepare(connection)
+        connection.dispatch.prepare_twophase(connection, "xid")
+    assert done(engine) == []
