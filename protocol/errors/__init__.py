@@ -105,7 +105,7 @@ from __future__ import annotations
 from typing import Any
 
 from .access import *  # noqa: F403 - the rest of the tree
-from .base import KIND_BY_CODE
+from .base import KIND_BY_CODE, hint_of
 from .base import Fate as Fate
 from .base import KeylaneError as KeylaneError
 from .base import RetryRule as RetryRule
@@ -165,8 +165,8 @@ def wire_hint(error: KeylaneError) -> str:
 
 
 def own_hint(error: KeylaneError) -> str:
-    """The hint that `error` has of its own, as the wire carries it; "" if it has that of its class."""
-    return "" if error.hint == type(error).hint else wire_hint(error)
+    """The hint that `error` has of its own, as the wire carries it; "" if it has that of its class and details."""
+    return "" if error.hint == hint_of(type(error), error.details) else wire_hint(error)
 
 
 def error_from_wire(

@@ -95,9 +95,9 @@ class KeylaneError(Exception):
         if details and not message:
             text += " (" + ", ".join(f"{name}={value}" for name, value in details.items()) + ")"
         super().__init__(text)
-        subject = details.get("subject")
-        if " NAME" in self.hint and isinstance(subject, str) and _PLAIN.fullmatch(subject):
-            self.hint = _OF_A_SUBJECT.sub(rf"\1 {subject}", self.hint)
+        hint = hint_of(type(self), details)
+        if hint != type(self).hint:
+            self.hint = hint
 
     @property
     def message(self) -> str:
@@ -121,6 +121,14 @@ class KeylaneError(Exception):
 
 
 KIND_BY_CODE[KeylaneError.code] = KeylaneError
+
+
+def hint_of(kind: type[KeylaneError], details: dict[str, Any]) -> str:
+    """The hint that an error of a class has by itself, with the subject of its details."""
+    subject = details.get("subject")
+    if " NAME" in kind.hint and isinstance(subject, str) and _PLAIN.fullmatch(subject):
+        return _OF_A_SUBJECT.sub(rf"\1 {subject}", kind.hint)
+    return kind.hint
 
 
 def _rebuild(
