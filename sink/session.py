@@ -5,7 +5,7 @@ enter ─▶ is it done? ─▶ the user's statements ─▶ exit: fence and off
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
@@ -135,14 +135,22 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
             self._by_source[source][offset] for source, look in self._looks for offset in look.left
         ]
         # The transaction must not end without the offset: its effects would be committed again at each try.
-        event.listen(connection, "commit", self._refuse_commit)
-        event.listen(connection, "savepoint", self._begin_before)
+        for name, listener in self._listeners().items():
+            event.listen(connection, name, listener)
         self._guarded = connection
         todo: Any = bool(left) if self._todo is bool else left
         return todo  # type: ignore[no-any-return]  # its type was given by the caller
 
-    def _begin_before(self, connection: Connection, _name: str) -> None:
-        # A method: SQLAlchemy keeps one function once for a connection, and the end of a block inside would take it from this one.
+    def _listeners(self) -> dict[str, Callable[..., None]]:
+        return {
+            "commit": self._refuse_commit,
+            "prepare_twophase": self._refuse_prepare,
+            "commit_twophase": self._refuse_unprepared,
+            "savepoint": self._begin_first,
+        }
+
+    def _begin_first(self, connection: Connection, _name: str | None) -> None:
+        # Of this block alone: SQLAlchemy keeps a function once for each connection, and blocks may be in each other.
         begin_before_savepoint(connection)
 
     def _refuse_commit(self, connection: Connection) -> None:
@@ -151,11 +159,22 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         connection.connection.rollback()
         raise _ended_inside()
 
+    def _refuse_prepare(self, _connection: Connection, _xid: object) -> None:
+        """A session with `twophase` prepares what it commits, and rolls back what could not be prepared."""
+        self._commit_refused = True
+        raise _ended_inside()
+
+    def _refuse_unprepared(self, connection: Connection, xid: object, _is_prepared: bool) -> None:
+        """A connection may commit what it began with `begin_twophase` without preparing it."""
+        self._commit_refused = True
+        connection.dialect.do_rollback_twophase(connection, xid, is_prepared=False)
+        raise _ended_inside()
+
     def _end(self, target: Session | Connection, error: BaseException | None) -> None:
         guarded, self._guarded = self._guarded, None
         if guarded is not None:
-            event.remove(guarded, "commit", self._refuse_commit)
-            event.remove(guarded, "savepoint", self._begin_before)
+            for name, listener in self._listeners().items():
+                event.remove(guarded, name, listener)
         if error is not None:
             return
         if self._commit_refused or target.get_transaction() is not self._transaction:

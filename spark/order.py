@@ -41,5 +41,5 @@ def ordered(frame: DataFrame, tasks: int | None = None) -> DataFrame:
     keys = [name for name in ("subject",) if name in frame.columns] + ["logical_partition"]
     spread = frame.repartition(*keys) if tasks is None else frame.repartition(tasks, *keys)
     # Rows without a key have equal places in several partitions: a task that is repeated has to give them in one order.
-    ties = [name for name in ("partition",) if name in frame.columns]
+    ties = [name for name in ("partition", "queue") if name in frame.columns]
     return spread.sortWithinPartitions(*keys, *ORDER[1:], *ties)

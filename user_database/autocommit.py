@@ -16,27 +16,30 @@ def check_transaction(connection: Connection) -> None:
     Raises:
         InvalidRequestError: the connection has AUTOCOMMIT.
     """
+    if _commits_each(connection):
+        error = InvalidRequestError(
+            "the connection has AUTOCOMMIT: each statement is committed by itself, and no effect with its offset"
+        )
+        error.hint = (
+            'Take an engine, or execution_options, without isolation_level="AUTOCOMMIT", and connect_args without '
+            "autocommit."
+        )
+        raise error
+
+
+def _commits_each(connection: Connection) -> bool:
+    """By the driver: `connect_args` may say so too, of which SQLAlchemy knows nothing."""
     pooled: Any = connection.connection
     if connection.dialect.name == "sqlite":
         # A driver that begins nothing by itself is as it should be where an event of the user's has sent BEGIN.
         driver = pooled.driver_connection
-        each_alone = driver.isolation_level is None and not driver.in_transaction
-    else:
-        named = connection.get_execution_options().get("isolation_level")
-        each_alone = str(named or _of_the_engine(connection)).upper() == "AUTOCOMMIT"
-    if each_alone or getattr(pooled.dbapi_connection, "autocommit", False) is True:
-        error = InvalidRequestError(
-            "the connection has AUTOCOMMIT: each statement is committed by itself, and no effect with its offset"
-        )
-        error.hint = 'Take an engine, or execution_options, without isolation_level="AUTOCOMMIT".'
-        raise error
-
-
-def _of_the_engine(connection: Connection) -> str | None:
-    """What `create_engine(isolation_level=…)` was given."""
-    dialect: Any = connection.dialect
-    level: str | None = getattr(dialect, "_on_connect_isolation_level", None)
-    return level
+        begins_nothing = driver.isolation_level is None and not driver.in_transaction
+        # aiosqlite does not show this attribute, which drivers have since Python 3.12.
+        return begins_nothing or getattr(getattr(driver, "_conn", driver), "autocommit", 0) is True
+    try:
+        return bool(connection.dialect.detect_autocommit_setting(pooled.dbapi_connection))
+    except NotImplementedError:
+        return getattr(pooled.dbapi_connection, "autocommit", False) is True
 
 
 def begin_before_savepoint(connection: Connection) -> None:

@@ -6,7 +6,7 @@ import json
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..errors import ConfigError
-from .finite import NOT_IN_JSON, all_finite, nulls
+from .finite import NOT_IN_JSON, is_null_in, may_lack_json
 
 
 class Model(Protocol):
@@ -63,8 +63,8 @@ class PydanticCodec(Generic[M]):
         text = value.model_dump_json(by_alias=True, round_trip=True)
         if "null" in text:
             dumped = value.model_dump(mode="json", by_alias=True, round_trip=True)
-            # A model may be configured to write them as constants or texts: then no number has become null.
-            if not all_finite(dumped) and nulls(json.loads(text)) > nulls(dumped):
+            # A model may be configured to write them as constants, which Python's own json reads, or as texts.
+            if may_lack_json(dumped) and is_null_in(dumped, json.loads(text)):
                 raise ValueError(NOT_IN_JSON)
         return text.encode()
 

@@ -8,7 +8,7 @@ from typing import Any, Generic, Self, TypeVar, overload
 import msgspec
 
 from ..errors import ConfigError
-from .finite import NOT_IN_JSON, all_finite
+from .finite import NOT_IN_JSON, all_finite, may_lack_json
 from .kinds import classes_of
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ def _exact(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
 
     def exact(value: Any) -> bytes:
         data = encode(value)
-        if b"null" in data and not all_finite(_plain(value)):
+        if b"null" in data and may_lack_json(value) and not all_finite(_plain(value)):
             raise ValueError(NOT_IN_JSON)
         return data
 

@@ -23,7 +23,7 @@ from .lineage import Branch, View
 from .offset import StreamOffset
 
 PARTS_MAX = 16
-"""A batch that has no limit takes at least such a part of all messages."""
+"""A seal ends no batch before such a part of all messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def next_offset(
 
     Args:
         ends: partition id → where the stream ends; other partitions are not read.  None: it does not end.
-        rows_max: the most messages of the batch; None: all that there are, but for what `_up_to_a_seal` holds back.
+        rows_max: the most messages of the batch; None: no limit.  `_up_to_a_seal` may hold back more.
     """
     origin = replace(start, initial=False) if start.initial else None
     done = finished(view, start)
@@ -99,7 +99,8 @@ def next_offset(
         return start if origin is None else replace(origin, origin=origin)
     offsets = dict(start.offsets)
     behind = _behind(view, waiting, counts.keys(), done)
-    rows_max = _up_to_a_seal(counts, behind) if rows_max is None else rows_max
+    limits = [rows_max, _up_to_a_seal(counts, behind)]
+    rows_max = min((limit for limit in limits if limit is not None), default=None)
     turn = sum(start.offsets.values())
     for number, count in shares(counts, rows_max, turn=turn, behind=behind).items():
         if number not in offsets:
@@ -273,7 +274,7 @@ def shares(
 
 def _up_to_a_seal(counts: Mapping[int, int], behind: Mapping[int, int]) -> int | None:
     """
-    The messages of a batch that has no limit, of partitions with messages behind them; None: all.
+    The most messages of a batch of partitions some of which have messages behind them; None: no limit.
 
     A watermark drops what is older than the rows of the batch before the last one.  So the batch ends, in all partitions in
     proportion, where the first of them is read whole; a sixteenth of all at least, so that a long lineage has few batches.

@@ -65,8 +65,14 @@ class OrderGuard:
         self._task = task
         self._latest: dict[str, npt.NDArray[np.int64]] = {}
         """Source partition → the last offset of each logical partition; -1: none."""
-        self.sources: dict[str, int] = {}
+
+    @property
+    def sources(self) -> dict[str, int]:
         """As in TaskReport."""
+        return {
+            source: int.from_bytes(np.packbits(latest[:_NO_KEY] >= 0, bitorder="little"), "little")
+            for source, latest in self._latest.items()
+        }
 
     def look(
         self,
@@ -115,25 +121,25 @@ class OrderGuard:
             )
         edges = np.flatnonzero(np.concatenate(([True], ~is_next, [True])))
         firsts, lasts = edges[:-1], edges[1:] - 1
-        for part in np.unique(parts).tolist():
-            groups = parts[firsts] == part
+        sources, starts = np.unique(parts[firsts], return_index=True)
+        ends = [*starts[1:].tolist(), len(firsts)]
+        for part, start, end in zip(sources.tolist(), starts.tolist(), ends, strict=True):
+            groups = slice(start, end)
             self._follow(f"{prefix}{part}", firsts[groups], lasts[groups], offsets, logical, rows)
 
     def _follow(
         self, source: str, firsts: Any, lasts: Any, offsets: Any, logical: Any, rows: Any
     ) -> None:
         """Check that the groups of a source partition, one of each logical partition, go on behind those before."""
-        latest = self._latest.setdefault(source, np.full(_NO_KEY + 1, -1, np.int64))
+        latest = self._latest.get(source)
+        if latest is None:
+            latest = self._latest[source] = np.full(_NO_KEY + 1, -1, np.int64)
         before = latest[logical[firsts]]
         falls = np.flatnonzero(offsets[firsts] <= before)
         if len(falls):
             at = int(firsts[falls[0]])
             raise self._wrong(source, int(rows[at]), int(offsets[at]), int(before[falls[0]]))
         latest[logical[firsts]] = offsets[lasts]
-        bits = self.sources.get(source, 0)
-        for each in logical[firsts].tolist():
-            bits |= 1 << each if each != _NO_KEY else 0
-        self.sources[source] = bits
 
     def _numbers(self, batch: pa.RecordBatch, name: str) -> Any:
         column = batch.column(name)

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
-from keylane import Message
+from keylane import InvalidRequestError, Message
 from keylane.errors import EffectDoneError, EffectFencedError
-from keylane.sink import FencedSession, fenced_batch
+from keylane.sink import FencedSession, fenced, fenced_batch
 from support.sink.deliveries import GroupDelivery, delivered
 from support.sink.entries import ENTRIES, entries_by_key, entry
 
@@ -136,3 +136,46 @@ async def test_lanes_of_an_owner_do_not_fail_each_other(engine):
     assert rows < 300, "they are merged"
     for offset in (0, 255, 300, 599):
         assert not await effect(engine, numbered(offset, token=4))
+
+
+async def test_effect_is_refused_when_the_connection_commits_each_statement(engine):
+    """Also where the driver alone knows it: asyncmy is told by `connect_args`, of which SQLAlchemy sees nothing."""
+    told = {} if engine.dialect.name == "postgresql" else {"connect_args": {"autocommit": True}}
+    level = {} if told else {"isolation_level": "AUTOCOMMIT"}
+    alone = create_async_engine(engine.url, **told, **level)
+    for each in (alone, engine.execution_options(isolation_level="AUTOCOMMIT")):
+        with pytest.raises(InvalidRequestError, match="AUTOCOMMIT"):
+            await effect(each, numbered(0, token=1))
+    await alone.dispose()
+    assert await entries_by_key(engine) == {}
+    assert await effect(engine, numbered(0, token=1))
+
+
+# asyncpg has no transactions in two phases.
+@pytest.mark.parametrize(
+    "engine", [pytest.param("mariadb", marks=pytest.mark.whole)], indirect=True
+)
+async def test_effect_is_not_committed_when_a_commit_in_two_phases_is_inside_of_its_block(engine):
+    """It was refused when its effect was written, without its offset: once more at each try."""
+    message = numbered(0, token=1)
+    add = sa.insert(ENTRIES).values(entry(message))
+
+    async def of_a_session() -> None:
+        async with AsyncSession(engine, twophase=True) as session, FencedSession(session, message):
+            await session.execute(add)
+            await session.commit()
+
+    async def of_a_connection() -> None:
+        async with engine.connect() as connection:
+            transaction = await connection.run_sync(lambda real: real.begin_twophase())
+            async with fenced(connection, message):
+                await connection.execute(add)
+                await connection.run_sync(lambda _: transaction.commit())
+
+    for commits_inside in (of_a_session, of_a_connection):
+        with pytest.raises(InvalidRequestError, match="commit after the block"):
+            await commits_inside()
+        assert await entries_by_key(engine) == {}
+    async with AsyncSession(engine, twophase=True) as session, FencedSession(session, message):
+        await session.execute(add)
+    assert await entries_by_key(engine) == {b"k": [b"0"]}

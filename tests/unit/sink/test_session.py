@@ -573,3 +573,24 @@ async def test_effect_is_rolled_back_when_its_first_statement_is_in_a_savepoint_
         await fail()
     await own.dispose()
     assert (entries(engine), done(engine)) == ([], [])
+
+
+def test_error_of_a_block_is_raised_when_it_is_inside_of_another_of_its_connection(engine):
+    with engine.begin() as connection, pytest.raises(KeyError):
+        with fenced(connection, delivered(3)), fenced(connection, delivered(4)):
+            raise KeyError
+    assert done(engine) == []
+
+
+def test_preparation_of_a_commit_is_refused_inside_of_a_block(engine):
+    """As a session with `twophase` asks for it; SQLite has none, so the event is told here."""
+
+    def prepare(connection) -> None:
+        with fenced(connection, delivered(1)):
+            connection.dispatch.prepare_twophase(connection, "xid")
+
+    with engine.begin() as connection:
+        with pytest.raises(InvalidRequestError, match="commit after the block"):
+            prepare(connection)
+        connection.dispatch.prepare_twophase(connection, "xid")
+    assert done(engine) == []

@@ -33,11 +33,12 @@ def test_rows_are_spread_by_logical_partition_and_sorted():
     ]
 
 
-def test_rows_with_one_place_are_sorted_by_partition_when_it_is_there():
+@pytest.mark.parametrize("places", [("partition",), ("queue",), ("partition", "queue")])
+def test_rows_with_one_place_are_sorted_by_partition_or_queue_when_it_is_there(places):
     """Rows without a key: a repeated task of a write has to give the same order."""
-    frame = Frame("value", "offset", "epoch", "logical_partition", "partition")
+    frame = Frame("value", "offset", "epoch", "logical_partition", *places)
     ordered(frame, 8)  # type: ignore[arg-type]
-    assert frame.done[-1] == ("logical_partition", "epoch", "offset", "partition")
+    assert frame.done[-1] == ("logical_partition", "epoch", "offset", *places)
 
 
 def test_subjects_are_kept_apart_and_spark_chooses_how_many_tasks():

@@ -12,32 +12,57 @@ from keylane.protocol.errors import InvalidRequestError
 from keylane.user_database.autocommit import begin_before_savepoint, check_transaction
 
 
-def connection_of(
-    *, option: str | None = None, engine: str | None = None, driver: bool | None = None
-) -> Any:
-    """One to PostgreSQL, with the isolation levels that it and its engine were given."""
-    options = {} if option is None else {"isolation_level": option}
+class MysqlDriver:
+    """A driver for MySQL: `autocommit` is how it is set."""
+
+    def __init__(self, *, alone: bool) -> None:
+        self.alone = alone
+
+    def autocommit(self, value: bool) -> None:
+        self.alone = value
+
+    def get_autocommit(self) -> bool:
+        return self.alone
+
+
+def connection_of(url: str, driver: object) -> Any:
+    """One of SQLAlchemy's dialect to a driver's connection."""
+    dialect = sa.make_url(url).get_dialect()()
     return SimpleNamespace(
-        dialect=SimpleNamespace(name="postgresql", _on_connect_isolation_level=engine),
-        connection=SimpleNamespace(dbapi_connection=SimpleNamespace(autocommit=driver)),
-        get_execution_options=lambda: options,
+        dialect=dialect,
+        connection=SimpleNamespace(dbapi_connection=driver, driver_connection=driver),
     )
 
 
-@pytest.mark.parametrize(
-    "given", [{"option": "AUTOCOMMIT"}, {"engine": "autocommit"}, {"driver": True}]
-)
-def test_connection_is_refused_when_it_has_autocommit(given: dict[str, Any]) -> None:
+def drivers(*, alone: bool) -> list[Any]:
+    """A connection of each kind of driver."""
+    sqlite = SimpleNamespace(isolation_level="", in_transaction=False, autocommit=alone)
+    hidden = SimpleNamespace(isolation_level="", in_transaction=False, _conn=sqlite)
+    return [
+        *(
+            connection_of(url, SimpleNamespace(autocommit=alone))
+            for url in ("postgresql+asyncpg://", "postgresql+psycopg://", "mysql+mysqlconnector://")
+        ),
+        *(
+            connection_of(url, MysqlDriver(alone=alone))
+            for url in ("mysql+asyncmy://", "mysql+pymysql://", "mariadb+aiomysql://")
+        ),
+        connection_of("mysql+pyodbc://", SimpleNamespace(autocommit=alone)),
+        connection_of("sqlite://", sqlite),
+        connection_of("sqlite+aiosqlite://", hidden),
+    ]
+
+
+@pytest.mark.parametrize("connection", drivers(alone=True))
+def test_connection_is_refused_when_its_driver_commits_each_statement(connection: Any) -> None:
+    """SQLAlchemy knows nothing of it where `connect_args` have it so."""
     with pytest.raises(InvalidRequestError, match="AUTOCOMMIT"):
-        check_transaction(connection_of(**given))
+        check_transaction(connection)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [{}, {"option": "SERIALIZABLE"}, {"engine": "AUTOCOMMIT", "option": "READ COMMITTED"}],
-)
-def test_connection_is_taken_when_it_has_transactions(given: dict[str, Any]) -> None:
-    check_transaction(connection_of(**given))
+@pytest.mark.parametrize("connection", drivers(alone=False))
+def test_connection_is_taken_when_its_driver_has_transactions(connection: Any) -> None:
+    check_transaction(connection)
 
 
 def test_transaction_is_begun_once_when_savepoints_come_first() -> None:

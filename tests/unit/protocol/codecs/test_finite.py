@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keylane.protocol.codecs.codec import encode_value
+from keylane.protocol.codecs.finite import all_finite, may_lack_json
 from keylane.protocol.codecs.models import PydanticCodec
 from keylane.protocol.codecs.text import JsonCodec
 from keylane.protocol.errors import CodecError
@@ -118,3 +119,44 @@ def test_pydantic_codec_takes_infinity_where_the_model_says_how_it_is_written(
 
 def test_pydantic_codec_takes_nan_where_the_model_itself_makes_null_of_it():
     assert PydanticCodec(Mapped).encode(Mapped(degrees=math.nan)) == b'{"degrees":null}'
+
+
+class Named(pydantic.BaseModel):
+    names: list[str | None] = []
+    readings: dict[str, list[float | None]] = {}
+
+
+class NamedWithConstants(Named, ser_json_inf_nan="constants"):
+    """Written as NaN."""
+
+
+@pytest.mark.parametrize("name", ["NaN", "Infinity", "-Infinity", "null"])
+def test_pydantic_codec_refuses_a_number_that_would_become_null_when_a_text_is_its_name(name: str):
+    """The text was taken for the number, and the number was stored as null."""
+    value = Named(names=[name], readings={name: [1.0, math.nan]})
+    with pytest.raises(ValueError, match="NaN and infinity have no JSON"):
+        PydanticCodec(Named).encode(value)
+
+
+def test_pydantic_codec_takes_null_beside_a_number_that_is_written_as_a_constant():
+    value = NamedWithConstants(names=[None], readings={"a": [None, math.inf]})
+    codec = PydanticCodec(NamedWithConstants)
+    assert codec.decode(codec.encode(value)) == value
+
+
+@given(NESTED)
+def test_value_may_lack_json_when_a_number_of_it_has_none(value: object):
+    assert may_lack_json(value) or all_finite(value)
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": 2**70, "b": None}, [None, "\xcb\x7f\xf8"], [b"\xcb\x7f\xf8", None]]
+)
+def test_json_codec_takes_what_only_looks_like_a_number_without_json(value: object):
+    """A whole number without MessagePack, and bytes that begin as NaN does there."""
+    data = JsonCodec().encode(value)
+    assert b"null" in data
+
+
+def test_looking_for_numbers_without_json_is_skipped_when_a_value_has_only_none():
+    assert not may_lack_json({"note": None, "price": 1.5, "tags": ["null"]})

@@ -200,7 +200,7 @@ def test_tasks_of_a_batch_stay_when_it_is_replayed_after_a_resize_and_a_loss():
     assert batch_ranges(view, start, end) == batch_ranges(before, start, end)
 
 
-@pytest.mark.parametrize(("rows_max", "ahead_max"), [(100, 50), (None, 0)])
+@pytest.mark.parametrize(("rows_max", "ahead_max"), [(100, 0), (350, 0), (1_000, 0), (None, 0)])
 def test_batch_holds_back_a_partition_when_others_have_more_behind_them(rows_max, ahead_max):
     """1 was moved twice, 4 never: read up to now at once, 4 would have a watermark drop the rows of 2 and 3."""
     history = [*CHAIN, past(4, state=PartitionState.OPEN)]
