@@ -52,15 +52,6 @@ def brokers_away_for_all_count_as_unreached(patches: Patches) -> None:
     patches.set(BrokerPlaces, "_ask", ask)
 
 
-def heirs_do_not_keep_what_they_got(patches: Patches) -> None:
-    """What is passed on goes to the member with the fewest, also from one that has it."""
-
-    def pass_on(allocated: Any, sessions: Any, *, current: Any, unreached: Any) -> Any:
-        return real(allocated, sessions[::-1], current={}, unreached=unreached)
-
-    real = patches.set(group_leases, "pass_on", pass_on)
-
-
 def unreached_by_all_is_passed_round(patches: Patches) -> None:
     """Where no member gets at a partition, another one has it all the same."""
 
@@ -124,7 +115,6 @@ BREAKS: tuple[Breaks, ...] = (
     reached_brokers_are_not_taken_back,
     told_brokers_are_not_looked_at_again,
     brokers_away_for_all_count_as_unreached,
-    heirs_do_not_keep_what_they_got,
     unreached_by_all_is_passed_round,
     all_brokers_count_as_unreached,
     what_heartbeats_say_of_brokers_is_not_noted,
