@@ -13,6 +13,7 @@ from sim.features.harder.killers import number_of
 from sim.features.harder.past import KNOWN_S, PastWatch
 from sim.machines.clock import ManualClock
 from sim.machines.database import Shelf
+from sim.machines.movements import moved_for_nothing, needed
 from sim.machines.store import Desk, batch, open_store
 
 
@@ -45,6 +46,40 @@ def test_grant_is_told_of_when_its_session_is_suspended(shelf):
     assert shelf.problems == []
     Shelf._check_able(shelf, SimpleNamespace(session="c"))  # type: ignore[arg-type]
     assert len(shelf.problems) == 1
+
+
+# ── movements ─────────────────────────────────────────────────────────────────────────────────────────
+def test_movements_that_are_needed_are_those_above_the_shares():
+    """The larger shares go to those that have most."""
+    assert needed([4, 3], 7) == 0
+    assert needed([3, 4, 0], 7) == 2
+    assert needed([6, 0], 6) == 3
+    assert needed([0, 0], 5) == 0
+
+
+def _settled(wanted: dict[int, str], unreached: dict[int, set[str]] | None = None) -> str:
+    """The judge's word on a settling of a and b, which had two partitions each."""
+    leases = {
+        key: SimpleNamespace(session=session, wanted=session, withdrawn=False)
+        for key, session in {1: "a", 2: "a", 3: "b", 4: "b"}.items()
+    }
+    return moved_for_nothing(leases, ["a", "b"], [1, 2, 3, 4], unreached or {}, wanted)
+
+
+def test_movement_is_told_of_when_the_shares_need_none():
+    assert _settled({1: "a", 2: "a", 3: "b", 4: "b"}) == ""
+    assert (
+        _settled({1: "b", 2: "a", 3: "a", 4: "b"}) == "partitions [1, 3] move, and 0 of 4 need to"
+    )
+
+
+def test_movement_from_who_does_not_get_at_a_broker_counts_as_needed():
+    """Where no member gets at a partition, it stays."""
+    assert _settled({1: "b", 2: "a", 3: "b", 4: "b"}, {1: {"a"}}) == ""
+    stays = "partition 1 stays with a member that does not get at it"
+    assert _settled({1: "a", 2: "a", 3: "b", 4: "b"}, {1: {"a"}}) == stays
+    assert _settled({1: "a", 2: "a", 3: "b", 4: "b"}, {1: {"a", "b"}}) == ""
+    assert _settled({1: "b", 2: "a", 3: "b", 4: "b"}, {1: {"a", "b"}}) != ""
 
 
 # ── resets ────────────────────────────────────────────────────────────────────────────────────────────

@@ -45,9 +45,9 @@ FEATURES_SAMPLE = tuple(
 )
 """One seed of each feature; `make sim WORLD=features` runs more."""
 HARDER_SAMPLE = tuple(
-    FEATURES_FIRST + 1_000_000 + number for number in (12, 21, 22, 24, 27, 30, 36, 37, 39)
+    FEATURES_FIRST + 1_000_000 + number for number in (12, 21, 22, 24, 27, 30, 36, 37, 39, 45)
 )
-"""Damage and retention under parked keys, two faults at a time, what is forgotten, messages that end processes, quotas."""
+"""Damage and retention under parked keys, two faults at a time, what is forgotten, messages that end processes, quotas, cuts."""
 HARDER = tuple(
     seed
     for seed in range(FEATURES_FIRST + 1_000_000, FEATURES_FIRST + 1_000_180)

@@ -46,6 +46,7 @@ from sim.lateness import misallocated, outlast_reasons
 from sim.machines.calls import WatchedCalls
 from sim.machines.database import Shelf
 from sim.machines.logs import Removed, read_log
+from sim.machines.movements import watched_movements
 from sim.machines.real_clock import no_real_clock
 from sim.machines.threads import simulated_threads
 from sim.plans import usual_plan
@@ -88,6 +89,7 @@ class World:
     broker_kind: type[BrokerHost] = BrokerHost
     meta_settings: MetaserverSettings = META_SETTINGS
     retention = Retention.ACKED
+    drain_s = DRAIN_S
     is_usual = True
     """Its seed may bring company to consumers, and many messages without a key."""
 
@@ -412,7 +414,7 @@ class World:
         if self.poison:
             await self._outlive_poison()
         healed_at = self.loop.now - QUIET_S
-        if not await self._drain(healed_at + DRAIN_S):
+        if not await self._drain(healed_at + self.drain_s):
             return -1.0
         drained_s = self.loop.now - healed_at
         self.loop.faults += await misallocated(self.shelf, self.service.limit_s)
@@ -468,11 +470,8 @@ class World:
             await asyncio.sleep(LOOK_S)
             if self.at_rest:
                 self.service.look(self.loop.now)
-            if (
-                self._drained()
-                and self.at_rest
-                and await self._in_operator(self._operations_done())
-            ):
+            quiet = self._drained() and self.at_rest
+            if quiet and await self._in_operator(self._operations_done()):
                 violations = await self._in_operator(self._verify())
                 # A broker may be looked for at its old address until it has reported itself.
                 verified = not violations or all(broker.heard for broker in self.brokers)
@@ -555,7 +554,7 @@ class World:
         problems += self.times.problems()
         problems += self.idleness.problems.values()
         if drained_s < 0 and not findings.total:
-            findings.note("starvation", f"not drained after {DRAIN_S} s")
+            findings.note("starvation", f"not drained after {self.drain_s} s")
         return Outcome(
             seed=self.seed,
             findings=findings,
@@ -576,7 +575,8 @@ def run_seed(seed: int, kind: type[World] = World) -> Outcome:
     try:
         drained_s = -1.0
         try:
-            with simulated_threads(), no_real_clock():
+            watched = watched_movements(world.shelf.problems)
+            with simulated_threads(), no_real_clock(), watched:
                 drained_s = world.loop.run_until_complete(world.live())
         except StuckError as error:
             world.loop.faults.append(error)

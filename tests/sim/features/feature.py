@@ -32,6 +32,8 @@ class Feature:
     consumer_kind: type[ConsumerHost] = ConsumerHost
     retention = Retention.ACKED
     """Of the usual subject."""
+    drain_s = 0.0
+    """What it needs longer than the usual programs, once all is healed; see `World.drain_s`."""
     history_speed = 0
     """How much faster time passes for what is over, so that metaservers forget it within a run; 0: they do not."""
 

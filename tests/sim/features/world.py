@@ -26,6 +26,7 @@ from sim.features.deletions import Deletions
 from sim.features.feature import Feature
 from sim.features.first_sends import MADE, PARTITIONS, FirstSends
 from sim.features.growths import Growths
+from sim.features.harder.cut_off import CutOffs
 from sim.features.harder.halfway import Halfway, LaterMoves
 from sim.features.harder.killers import Killers
 from sim.features.harder.parked import DamagedParks, RetainedParks
@@ -88,6 +89,7 @@ HARDER: dict[int, type[Feature]] = {
     17: Quotas,
     19: ForgottenDeletions,
     22: DamagedParks,
+    25: CutOffs,
 }
 """By the remainders of numbers by SELDOM_EVERY, from HARDER_FROM on, before all others."""
 
@@ -177,6 +179,7 @@ class FeatureWorld(World):
         self.hosted: dict[int, HostedPartition] = {}
         """What the brokers' disks have at the end."""
         self.retention = self._kind.retention
+        self.drain_s += self._kind.drain_s
         if self._kind.history_speed:
             self.meta_settings = replace(self.meta_settings, history_retention_ms=HISTORY_MS)
         super().__init__(STRIDE * self.number)

@@ -7,6 +7,7 @@ from itertools import count
 
 from sim.actors import outboxes
 from sim.features.cut_overs import CutOvers
+from sim.features.harder.cut_off import CutOffs
 from sim.features.harder.killers import Killers
 from sim.features.harder.parked import DamagedParks, RetainedParks
 from sim.features.harder.past import ForgottenCutOvers, ForgottenDeletions
@@ -34,7 +35,7 @@ from sim.mutants import (
     of_retention,
     of_users,
 )
-from sim.mutants.harder import of_past
+from sim.mutants.harder import of_cut_off, of_past
 from sim.mutants.mutant import Mutant
 from sim.mutants.waiting import of_parks, of_retries, of_sources, of_uneasy_ground
 from sim.mutants.worlds import shows
@@ -58,6 +59,7 @@ ROOMS = (
     of_sources,
     of_uneasy_ground,
     of_past,
+    of_cut_off,
     of_cut_overs,
     of_following,
     of_followed_features,
@@ -72,6 +74,7 @@ _FEATURES = {
     of_sources: LACKING,
     of_uneasy_ground: (DamagedParks, RetainedParks, Killers),
     of_past: (ForgottenCutOvers, ForgottenDeletions, Quotas),
+    of_cut_off: (CutOffs,),
     of_cut_overs: (CutOvers,),
 }
 """The features of the worlds in which a hunt looks for the mutants of a module."""

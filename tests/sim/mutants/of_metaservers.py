@@ -12,6 +12,7 @@ from keylane.metaserver.cluster import brokers as cluster_brokers
 from keylane.metaserver.groups import lease_rows
 from keylane.metaserver.groups import leases as leases_module
 from keylane.metaserver.groups import service as groups_service
+from keylane.metaserver.groups import sessions as group_sessions
 from keylane.metaserver.operations import driver as operations_driver
 from keylane.metaserver.operations import journal as operations_journal
 from keylane.metaserver.operations.driver import OperationDriver
@@ -71,7 +72,7 @@ def session_renewed_after_expiry(patches: Patches) -> None:
         connection.execute(sa.update(sessions).where(these).values(expires_at=later))
         return real(connection, ids)
 
-    real = patches.set(groups_service, "renew_sessions", renew)
+    real = patches.set(group_sessions, "renew_sessions", renew)
 
 
 def sessions_never_expire(patches: Patches) -> None:
@@ -91,7 +92,7 @@ def _keep_sessions(patches: Patches, ms: int) -> None:
         connection.execute(sa.update(sessions).where(kept).values(expires_at=now_ms() + ms))
         return rows
 
-    real = patches.set(groups_service, "renew_sessions", renew)
+    real = patches.set(group_sessions, "renew_sessions", renew)
 
 
 def sessions_expire_early(patches: Patches) -> None:
