@@ -37,6 +37,8 @@ class Round:
     """Partitions of which retention had taken all."""
     stored: dict[bytes, Place] = field(default_factory=dict)
     """Value → where its row is."""
+    partitions: frozenset[int] = frozenset()
+    """Of the hidden subject."""
     replaced: frozenset[int] = frozenset()
     short: int = 0
     """The partition of which the job left messages out; 0: none."""

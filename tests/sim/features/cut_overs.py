@@ -42,6 +42,7 @@ from keylane.protocol.operations import (
     HideSubject,
     OperationKind,
     OperationState,
+    Publication,
     PublishSubject,
     Reshape,
 )
@@ -199,6 +200,7 @@ class CutOvers(Feature):
             return
         ids = {int(each.partition_id) for each in view.partitions}
         self._hidden |= ids
+        round_.partitions = frozenset(ids)
         parents = {int(parent) for each in view.partitions for parent in each.parents}
         older = await self._sealed(parents, before=min(ids))
         round_.replaced = frozenset(int(each.partition_id) for each in older)
@@ -369,6 +371,7 @@ class CutOvers(Feature):
         """Publish the rows; the group stands still from the look at its cursors until they are there."""
         self._stand_still(True)
         ask: PublishSubject | None = None
+        asked_s = float("inf")
         try:
             while True:
                 try:
@@ -377,11 +380,10 @@ class CutOvers(Feature):
                     # A copy of a refused request may come late, and publish.  A repeat says whether it did.
                     if ask is None:
                         raise
+                asked_s = min(asked_s, self.world.loop.now)
                 try:
-                    answer = await self._until_done(
-                        lambda ask=ask: self._meta.publish_subject(round_.hidden, ask),
-                        but=GroupBusyError,  # a consumer that was about to open could not leave
-                    )
+                    # The group is busy: a consumer that was about to open could not leave.
+                    answer = await self._answered(round_, ask, asked_s, but=GroupBusyError)
                     break
                 except (GroupBusyError, PublishGroupsError, PublishCursorsError):
                     await asyncio.sleep(0.3)
@@ -391,9 +393,7 @@ class CutOvers(Feature):
                 self._stand_still(False)
             while answer.state not in ROUTE_FINAL:
                 await asyncio.sleep(0.1)
-                answer = await self._until_done(
-                    lambda ask=ask: self._meta.publish_subject(round_.hidden, ask)
-                )
+                answer = await self._answered(round_, ask, asked_s)
             if answer.state is OperationState.DONE:
                 round_.published_at = len(self.world.history)
             if round_.short:
@@ -403,6 +403,38 @@ class CutOvers(Feature):
                 self.problems.append(f"what is sealed has grown: {error}")
         finally:
             self._stand_still(False)
+
+    async def _answered(
+        self,
+        round_: Round,
+        ask: PublishSubject,
+        asked_s: float,
+        *,
+        but: type[KeylaneError] | tuple[()] = (),
+    ) -> Publication:
+        """
+        What became of a publication that was first asked for at `asked_s`.
+
+        A repeat that comes when it is over and forgotten is told that there is no such subject, as is one for a hidden
+        subject that was lost: the route tells them apart.  A canceled one is never forgotten.
+        """
+        try:
+            answer: Publication = await self._until_done(
+                lambda: self._meta.publish_subject(round_.hidden, ask), but=but
+            )
+        except SubjectUnknownError:
+            if not self.may_be_forgotten(asked_s):
+                raise
+            history = await self._until_done(lambda: self._meta.history(CUT))
+            shown = {
+                int(each.partition.partition_id)
+                for each in history.partitions
+                if each.partition.state is not PartitionState.PLANNED
+            }
+            if not round_.partitions <= shown:
+                raise
+            return Publication(hidden=round_.hidden, target=CUT)
+        return answer
 
     async def _asked(self, round_: Round) -> PublishSubject:
         """The publication, with where the groups are now."""

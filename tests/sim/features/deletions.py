@@ -161,13 +161,15 @@ class Deletions(Feature):
         self.world.faults.done += 1
         self.lives[-1].ended = len(self.world.history)
         ask = DeleteSubject(force=True, subject_id=self._subject_id)
+        asked_s = self.world.loop.now
         while True:
             try:
                 view = await self.world._operator_meta.delete_subject(DOOMED, ask)
                 if not view.left:
                     return
             except SubjectUnknownError:
-                self.problems.append("a deletion that has ended is not known any more")
+                if not self.may_be_forgotten(asked_s):
+                    self.problems.append("a deletion that has ended is not known any more")
                 return
             except KeylaneError as error:
                 self.world.trace(f"doomed is not deleted: {error!r}")

@@ -36,6 +36,8 @@ class Feature:
     """What it needs longer than the usual programs, once all is healed; see `World.drain_s`."""
     history_speed = 0
     """How much faster time passes for what is over, so that metaservers forget it within a run; 0: they do not."""
+    known_s = float("inf")
+    """For so long metaservers know what is over, at least."""
 
     def __init__(self, world: FeatureWorld) -> None:
         self.world = world
@@ -110,6 +112,10 @@ class Feature:
         )
         world.producers.append(host)
         return host
+
+    def may_be_forgotten(self, asked_s: float) -> bool:
+        """Whether what was first asked for then may be over, and not be known any more: it cannot have ended before."""
+        return self.world.loop.now - asked_s >= self.known_s
 
     async def pause(self, seconds: float) -> None:
         """Wait up to this long."""

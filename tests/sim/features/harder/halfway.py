@@ -127,14 +127,18 @@ class Halfway(Feature):
         world.operate_on(1, OperationKind.MOVE, rng.choice(("g0", "g1")))
         await self.pause(0.1)
         if broker.running and not broker.disk.fail:
+            starts = broker.starts
+            self.idle = False
             broker.disk.fail = "fdatasync"
             await self.pause(0.1)
             broker.disk.fail = ""
             await self.pause(2.0)
-            self._start_anew(broker)
+            self._start_anew(broker, starts)
+            self.idle = True
 
-    def _start_anew(self, broker: BrokerHost) -> None:
-        if broker.running and not self.world.faults.healed:
+    def _start_anew(self, broker: BrokerHost, starts: int) -> None:
+        """Also once all is healed, where nothing else has: it takes no more until then, though its disk is fine."""
+        if broker.running and (broker.starts == starts or not self.world.faults.healed):
             broker.lose_power()
         self.world.faults.restart(broker)
 

@@ -16,10 +16,11 @@ from sim.features.feature import Feature
 HISTORY_MS = 60_000
 """The least that metaservers take."""
 SPEED = 15
-KNOWN_S = HISTORY_MS / SPEED / 1_000
 SLACK = 0.88
 """Clocks drift by a twentieth, each way."""
 LOOK_S = 0.1
+KNOWN_S = SLACK * HISTORY_MS / SPEED / 1_000
+"""For so long it is known, at least."""
 KEPT = {
     "deletions": "SELECT subject_id || '/' || group_id, 1, 0, 0 FROM deletions",
     "publications": (
@@ -74,7 +75,7 @@ class PastWatch:
             self.forgotten += 1
             # One that was made and deleted between two looks does not show.
             needed = before.needed and subjects.get(before.subject) in hidden
-            if needed or now - before.over_s < SLACK * KNOWN_S - 2 * LOOK_S:
+            if needed or now - before.over_s < KNOWN_S - 2 * LOOK_S:
                 over = before.over_s < float("inf")
                 said = f"was over for {now - before.over_s:.1f} s" if over else "was not over"
                 said += ", and is needed" if needed else ""
@@ -89,6 +90,7 @@ class PastWatch:
 
 class _Forgetting(Feature):
     history_speed = SPEED
+    known_s = KNOWN_S
 
     def build(self) -> None:
         super().build()
