@@ -40,7 +40,9 @@ class Reasons:
         for host in self._consumers:
             if not host.running or host.consumer is None:
                 continue
-            for client in host.consumer._assignments.clients:
+            if (assignments := host.consumer._assignments) is None:
+                continue  # it closes by itself
+            for client in assignments.clients:
                 place = host.group, int(client.partition_id)
                 if place not in late:
                     continue

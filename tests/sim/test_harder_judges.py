@@ -1,16 +1,23 @@
 """The judges of shares, of resets to a time, and of what is forgotten tell what they are for."""
 
+import asyncio
 import sqlite3
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from keylane.protocol.errors import SubjectUnknownError
+from keylane.protocol.operations import OperationState, PublishSubject
 from keylane.protocol.progress import CursorView, GroupReset, ResetGroup, ResetTo
+from keylane.protocol.routing import PartitionState
 from keylane.testing.machines.disk import SimDisk
 from sim.actors.operators import late_cursors
+from sim.features.carried import Round
+from sim.features.cut_overs import CutOvers
+from sim.features.deletions import Deletions
 from sim.features.harder.killers import number_of
-from sim.features.harder.past import KNOWN_S, PastWatch
+from sim.features.harder.past import KNOWN_S, ForgottenCutOvers, ForgottenDeletions, PastWatch
 from sim.machines.clock import ManualClock
 from sim.machines.database import Shelf
 from sim.machines.movements import moved_for_nothing, needed
@@ -171,6 +178,75 @@ def test_past_row_is_left_until_it_is_forgotten():
     assert past.watch.left
     past.later(KNOWN_S, "DELETE FROM operations")
     assert not past.watch.left
+
+
+# ── repeats of what is over ───────────────────────────────────────────────────────────────────────────
+class ForgetfulMeta:
+    """A metaserver that knows nothing of what was asked for, and answers after a while."""
+
+    def __init__(self, loop: Any, *, after_s: float, shown: dict[int, PartitionState]) -> None:
+        self._loop, self._after_s, self._shown = loop, after_s, shown
+
+    async def publish_subject(self, _hidden: str, _ask: Any) -> Any:
+        self._loop.now += self._after_s
+        raise SubjectUnknownError(subject="reworked.h1")
+
+    async def delete_subject(self, _name: str, _ask: Any) -> Any:
+        self._loop.now += self._after_s
+        raise SubjectUnknownError(subject="doomed")
+
+    async def history(self, _subject: str) -> Any:
+        known = [SimpleNamespace(partition_id=n, state=state) for n, state in self._shown.items()]
+        return SimpleNamespace(partitions=[SimpleNamespace(partition=each) for each in known])
+
+
+def _feature(kind: Any, after_s: float, shown: dict[int, PartitionState] | None = None) -> Any:
+    feature, loop = kind.__new__(kind), SimpleNamespace(now=0.0)
+    meta = ForgetfulMeta(loop, after_s=after_s, shown=shown or {})
+    faults = SimpleNamespace(done=0)
+    feature.world = SimpleNamespace(loop=loop, _operator_meta=meta, faults=faults, history=[])
+    feature.problems = []
+    return feature
+
+
+def _publish(kind: Any, after_s: float, shown: dict[int, PartitionState]) -> OperationState:
+    feature = _feature(kind, after_s, shown)
+    round_ = Round("reworked.h1", partitions=frozenset({4, 5}))
+    ask = PublishSubject(target="reworked")
+    return asyncio.run(feature._answered(round_, ask, 0.0)).state
+
+
+def test_operator_sees_its_publication_in_the_route_when_it_may_be_forgotten():
+    shown = {1: PartitionState.EXPIRED, 4: PartitionState.OPEN, 5: PartitionState.SEALED}
+    assert _publish(ForgottenCutOvers, KNOWN_S, shown) is OperationState.DONE
+
+
+@pytest.mark.parametrize(
+    ("kind", "after_s", "shown"),
+    [
+        (CutOvers, 1e6, {4: PartitionState.OPEN, 5: PartitionState.OPEN}),
+        (ForgottenCutOvers, KNOWN_S / 2, {4: PartitionState.OPEN, 5: PartitionState.OPEN}),
+        (ForgottenCutOvers, KNOWN_S, {4: PartitionState.OPEN}),
+        (ForgottenCutOvers, KNOWN_S, {4: PartitionState.OPEN, 5: PartitionState.PLANNED}),
+    ],
+    ids=["nothing_is_forgotten", "too_early", "partition_is_lost", "partition_is_not_shown"],
+)
+def test_lost_publication_is_told_of_when_it_is_not_known(kind, after_s, shown):
+    with pytest.raises(SubjectUnknownError):
+        _publish(kind, after_s, shown)
+
+
+def _delete(kind: Any, after_s: float) -> list[str]:
+    feature = _feature(kind, after_s)
+    feature.lives, feature._subject_id = [SimpleNamespace(ended=0)], 3
+    asyncio.run(feature._delete_subject())
+    return list(feature.problems)
+
+
+def test_deletion_is_told_of_when_it_is_forgotten_before_its_time():
+    assert _delete(ForgottenDeletions, KNOWN_S) == []
+    assert len(_delete(ForgottenDeletions, KNOWN_S / 2)) == 1
+    assert len(_delete(Deletions, 1e6)) == 1
 
 
 def test_number_of_a_message_is_read_from_a_padded_value():

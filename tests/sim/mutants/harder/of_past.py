@@ -27,8 +27,8 @@ def running_publications_are_forgotten(patches: Patches) -> None:
 
 def what_is_over_counts_from_the_start(patches: Patches) -> None:
     """A row that ends is as old as the history."""
-    patches.set(past_expirer, "note_ended", lambda connection, _age_ms: real(connection, 0))
     real = past_rows.note_ended
+    patches.set(past_expirer, "note_ended", lambda connection, _age_ms: real(connection, 0))
 
 
 def nothing_is_forgotten(patches: Patches) -> None:
