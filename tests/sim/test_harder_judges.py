@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from keylane.protocol.errors import SubjectUnknownError
-from keylane.protocol.operations import OperationState, PublishSubject
+from keylane.protocol.operations import OperationState, Publication, PublishSubject
 from keylane.protocol.progress import CursorView, GroupReset, ResetGroup, ResetTo
 from keylane.protocol.routing import PartitionState
 from keylane.testing.machines.disk import SimDisk
@@ -213,7 +213,8 @@ def _publish(kind: Any, after_s: float, shown: dict[int, PartitionState]) -> Ope
     feature = _feature(kind, after_s, shown)
     round_ = Round("reworked.h1", partitions=frozenset({4, 5}))
     ask = PublishSubject(target="reworked")
-    return asyncio.run(feature._answered(round_, ask, 0.0)).state
+    answer: Publication = asyncio.run(feature._answered(round_, ask, 0.0))
+    return answer.state
 
 
 def test_operator_sees_its_publication_in_the_route_when_it_may_be_forgotten():

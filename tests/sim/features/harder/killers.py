@@ -98,13 +98,13 @@ class Killers(Feature):
         while not world.faults.healed or producer.busy or producer.waiting:
             await asyncio.sleep(0.2)
         await asyncio.sleep(world.service.limit_s)
-        while not world.service.drained:  # type: ignore[attr-defined]
+        while not world.service.drained:
             await asyncio.sleep(0.2)
         producer.end(machine_down=False)
         self._armed = True
         self._prefix = b"%s.%d" % (producer.name.encode(), producer.starts + 1)
         producer.start(MESSAGES)
-        while producer.busy or producer.waiting or not world.service.drained:  # type: ignore[attr-defined]
+        while producer.busy or producer.waiting or not world.service.drained:
             await asyncio.sleep(0.2)
         await outlast_reasons(world.consumers, dict)
         self._judge()
@@ -135,9 +135,7 @@ class Killers(Feature):
 
     @property
     def _keys_by_value(self) -> dict[bytes, bytes]:
-        return {
-            event.value: event.key for event in self.world.history if type(event).__name__ == "Sent"
-        }
+        return {event.value: event.key for event in self.world.history if isinstance(event, Sent)}
 
     def seen(self, view: list[Any]) -> list[Any]:
         """Without keys where each dead letter is alone: later messages of its key go on before that is durable."""
