@@ -236,6 +236,22 @@ def test_message_is_told_when_it_comes_again_after_a_cut_over_or_while_it_is_rep
     assert "while it was being replaced" in early
 
 
+def test_message_may_come_again_when_a_later_cut_over_has_put_it_behind_an_unhandled_one():
+    """What comes between the two cut-overs is told still, and where the group was not behind the row at the later one."""
+    rows = [Row((1, n), b"k", b"v0.1:%d" % n) for n in (0, 1)]
+    places = {b"v0.1:0": (2, 0), b"v0.1:1": (2, 1)}
+    cut = Round("h", rows=rows, cursors={1: 2}, stored=places, published_at=8)
+    mixed = [Row((2, 1), b"k", b"v0.1:1"), Row((3, 0), b"l", b"v0.1:2")]
+    behind = {b"v0.1:2": (4, 0), b"v0.1:1": (4, 1)}
+    seen = _carried(*_handles(4, 1, b"v0.1:1"))
+    later = {"rows": mixed, "stored": behind}
+    assert seen.again([cut, Round("i", cursors={2: 2}, published_at=8, **later)]) == []
+    (early,) = seen.again([cut, Round("i", cursors={2: 2}, published_at=9, **later)])
+    assert "(1, 1) was handled, and came again" in early
+    (back,) = seen.again([cut, Round("i", cursors={2: 0}, published_at=8, **later)])
+    assert "(1, 1) was handled, and came again" in back
+
+
 # ── loops ─────────────────────────────────────────────────────────────────────────────────────────────
 def _of_a_key(*more: Any, offsets: tuple[int, ...] = (0, 1, 2)) -> list[Any]:
     """Three messages of a key, at these offsets."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from keylane.checker.events import Ranged, Sent, Settled, Stored
+from keylane.consumer.reading.lineage_order import LineageOrder
+from sim.following.followers import _is_through
 from sim.following.judge import Truth, check_follower, truth_of
 from sim.following.notes import Given, Kept, Opened, Passed, Told
 
@@ -209,3 +212,16 @@ def test_follower_is_owed_what_a_dying_broker_was_removing_when_it_was_not_told(
     assert not told([FIRST, Told(1, 2), ALL[2]], truth)
     assert not told([FIRST, ALL[2]], truth, notes_removals=False)
     assert "was not given b'p0.1:2' at (2, 0)" in told([FIRST, Told(2, 9), *ALL[:2]], truth)
+
+
+def test_follower_is_not_through_when_it_is_yet_to_be_told_of_what_was_removed():
+    """A run that ends before its next read would judge it as never told."""
+    lineage = LineageOrder()
+    emptied: Any = SimpleNamespace(
+        first_offset=3, readable_offset=3, facts=SimpleNamespace(partition=SimpleNamespace(partition_id=1))
+    )  # fmt: skip
+    assert not _is_through(emptied, 2, lineage)
+    assert not _is_through(emptied, None, lineage)
+    assert _is_through(emptied, 3, lineage)
+    emptied.first_offset = emptied.readable_offset = 0
+    assert _is_through(emptied, None, lineage)

@@ -47,6 +47,14 @@ class Round:
     published_at: int | None = None
     """The instant from which on the rows were in the subject."""
 
+    def passed(self) -> list[Row]:
+        """The rows of messages that the group was through with when they were published."""
+        return [
+            row
+            for row in self.rows
+            if row.value in self.stored and row.place[1] < self.cursors.get(row.place[0], 0)
+        ]
+
 
 class Judged:
     """The history of the subject: what was sent, where it is at the end, and what the group handled."""
@@ -140,9 +148,10 @@ class Judged:
     def again(self, rounds: Sequence[Round]) -> list[str]:
         """Messages that the group was through with before a publication, and that were begun again before any it was not."""
         problems = []
-        for each in rounds:
+        values = [{row.value for row in each.passed()} for each in rounds]
+        for index, each in enumerate(rounds, 1):
             rows = [row for row in each.rows if row.value in each.stored]
-            passed = [row for row in rows if row.place[1] < each.cursors.get(row.place[0], 0)]
+            passed = each.passed()
             left = {row.value for row in rows} - {row.value for row in passed}
             begins: dict[int, int] = {}
             for value in left:
@@ -152,8 +161,16 @@ class Judged:
                 number, offset = each.stored[row.value]
                 if offset > begins.get(number, offset):
                     continue  # a message of another partition lies before it, as one without a key may
-                late = [now for now in self.begun.get(row.value, []) if now >= each.published_at]
-                if late:
+                # A later round that found the group through with the row too judges what follows it.
+                until = min(
+                    (
+                        later.published_at
+                        for later, through in zip(rounds[index:], values[index:], strict=True)
+                        if row.value in through and later.published_at is not None
+                    ),
+                    default=len(self.history),
+                )
+                if any(each.published_at <= now < until for now in self.begun.get(row.value, [])):
                     problems.append(f"{row.value!r} of {row.place} was handled, and came again")
         return problems
 

@@ -400,9 +400,14 @@ class BroadcastHost(FollowingHost):
 
 
 def _is_through(hosted: HostedPartition, position: int | None, lineage: LineageOrder) -> bool:
-    """Whether nothing is left to read behind a position; None: the partition is finished, or not begun."""
+    """
+    Whether nothing is left to read behind a position, nor to be told of; None: the partition is finished, or not begun.
+
+    Where retention has removed all, the follower is told so by its next read.  That may be a while: a read that waited when its
+    broker lost power is given up when its time is over.
+    """
     end, partition_id = hosted.readable_offset, int(hosted.facts.partition.partition_id)
     if position is None:
         finished = partition_id in lineage._parents and partition_id not in lineage.left
-        return finished or hosted.first_offset == end
-    return hosted.first_offset == end or position >= end
+        return finished or end == 0
+    return position >= end
