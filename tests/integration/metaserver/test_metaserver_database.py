@@ -237,7 +237,7 @@ async def test_foreign_file_is_refused(tmp_path: Path) -> None:
 async def test_folder_in_place_of_the_database_is_refused(tmp_path: Path) -> None:
     """The error has advice."""
     (tmp_path / "meta.db").mkdir()
-    with pytest.raises(DataFolderError, match="give a folder"):
+    with pytest.raises(DataFolderError, match="Give a folder that this user may write"):
         async with opened(tmp_path, ManualClock(1)):
             raise AssertionError
 
