@@ -38,7 +38,7 @@ def _commits_each(connection: Connection) -> bool:
         return begins_nothing or getattr(getattr(driver, "_conn", driver), "autocommit", 0) is True
     try:
         return bool(connection.dialect.detect_autocommit_setting(pooled.dbapi_connection))
-    except NotImplementedError:
+    except NotImplementedError:  # of SQLAlchemy, for a dialect of another package that cannot tell
         return getattr(pooled.dbapi_connection, "autocommit", False) is True
 
 

@@ -34,6 +34,22 @@ SPOILED_SHARE = 0.4
 """Of the batches that have messages which wait."""
 
 
+def place_of_batch(broker: BrokerHost, source: int, offset: int) -> tuple[str, int, range] | None:
+    """The segment of the batch with a message, the position there behind its header, and its offsets; None if the broker is down or has none."""
+    store = broker.store
+    if store is None or source not in store.state.partitions:
+        return None
+    (unit,) = store.queues.find(source, offset, end=offset + 1, bytes_max=1)
+    base = max(each for each in store.log.bases if each <= unit.position)
+    at = unit.position - base + HEADER_BYTES
+    return segment_path(base), at, range(unit.base_offset, unit.next_offset)
+
+
+def flip(broker: BrokerHost, path: str, at: int) -> None:
+    """Damage a byte of a file, or put it back."""
+    broker.disk.contents[path].data[at] ^= 0xFF
+
+
 class Damaged(Retries):
     """See the module."""
 
@@ -84,26 +100,20 @@ class Damaged(Retries):
 
     def _spoil_batch(self, source: int, offset: int) -> None:
         for broker in self.world.brokers:
-            store = broker.store
-            if store is None or source not in store.state.partitions:
+            batch = place_of_batch(broker, source, offset)
+            if batch is None:
                 continue
-            (unit,) = store.queues.find(source, offset, end=offset + 1, bytes_max=1)
-            base = max(each for each in store.log.bases if each <= unit.position)
-            at = unit.position - base + HEADER_BYTES
-            self._flip(broker, segment_path(base), at)
-            self._flipped.append((broker, segment_path(base), at))
-            self._spoiled |= {(source, each) for each in range(unit.base_offset, unit.next_offset)}
+            path, at, offsets = batch
+            flip(broker, path, at)
+            self._flipped.append((broker, path, at))
+            self._spoiled |= {(source, each) for each in offsets}
             self.world.faults.done += 1
             self.world.trace(f"batch of {source}/{offset} is spoiled")
-
-    @staticmethod
-    def _flip(broker: BrokerHost, path: str, at: int) -> None:
-        broker.disk.contents[path].data[at] ^= 0xFF
 
     def _mend(self) -> None:
         """Put the bytes back, and start brokers again without a snapshot, which may tell of the damage."""
         for broker, path, at in self._flipped:
-            self._flip(broker, path, at)
+            flip(broker, path, at)
         for broker in {id(each): each for each, _, _ in self._flipped}.values():
             broker.end(machine_down=False)
             for name in broker.disk.list("snapshot"):

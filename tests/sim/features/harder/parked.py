@@ -12,11 +12,9 @@ import random
 from collections.abc import Iterable
 from dataclasses import replace
 
-from keylane.broker.storage.log.commit_log import segment_path
 from keylane.checker.events import Sent, Started
-from keylane.protocol.record import HEADER_BYTES
 from sim.actors.hosts import BrokerHost
-from sim.features.lacking import rows_of
+from sim.features.lacking import flip, place_of_batch, rows_of
 from sim.features.parks import GROUP, Parks, expired_in, parked_on
 from sim.lateness import outlast_reasons
 from sim.swarm import Swarm
@@ -148,22 +146,20 @@ class DamagedParks(Parks):
 
     def _spoil_batch(self, source: int, offset: int) -> None:
         for broker in self.world.brokers:
-            store = broker.store
-            if store is None or source not in store.state.partitions:
+            batch = place_of_batch(broker, source, offset)
+            if batch is None:
                 continue
-            (unit,) = store.queues.find(source, offset, end=offset + 1, bytes_max=1)
-            base = max(each for each in store.log.bases if each <= unit.position)
-            at = unit.position - base + HEADER_BYTES
-            broker.disk.contents[segment_path(base)].data[at] ^= 0xFF
-            self._flipped.append((broker, segment_path(base), at))
-            self._spoiled |= {(source, each) for each in range(unit.base_offset, unit.next_offset)}
+            path, at, offsets = batch
+            flip(broker, path, at)
+            self._flipped.append((broker, path, at))
+            self._spoiled |= {(source, each) for each in offsets}
             self.world.faults.done += 1
             self.world.trace(f"batch of {source}/{offset} is spoiled")
 
     def _mend(self) -> None:
         """Put the bytes back, and start brokers again without a snapshot, which may tell of the damage."""
         for broker, path, at in self._flipped:
-            broker.disk.contents[path].data[at] ^= 0xFF
+            flip(broker, path, at)
         for broker in {id(each): each for each, _, _ in self._flipped}.values():
             broker.end(machine_down=False)
             for name in broker.disk.list("snapshot"):

@@ -71,22 +71,30 @@ class OverlappingReads:
         return book
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-async def test_access_service_keeps_what_was_granted_when_readings_overlap(
-    order: tuple[int, int],
-) -> None:
-    """A principal was refused what had been granted a moment ago, and a token that had been revoked was valid."""
+async def overlapping(
+    versions: tuple[int, int], order: tuple[int, int]
+) -> tuple[OverlappingReads, AccessService]:
+    """A database and its service, after two readings of these versions, which began one after the other and ended in `order`."""
     database: Any = OverlappingReads()
     nothing: Any = None
     service = AccessService(database, clock=SystemClock(), known={}, audit=nothing)
     readings = []
-    for version in (1, 2):
+    for version in versions:
         database.version = version
         readings.append(asyncio.create_task(service.refresh()))
         await asyncio.sleep(0)
     for number in order:
         database.ends[number].set_result(None)
         await readings[number]
+    return database, service
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+async def test_access_service_keeps_what_was_granted_when_readings_overlap(
+    order: tuple[int, int],
+) -> None:
+    """A principal was refused what had been granted a moment ago, and a token that had been revoked was valid."""
+    database, service = await overlapping((1, 2), order)
     assert service.book.version == 2
     database.version = 1
     again = asyncio.create_task(service.refresh())
@@ -101,15 +109,5 @@ async def test_access_service_keeps_the_newer_version_when_the_reading_that_bega
     order: tuple[int, int],
 ) -> None:
     """Each runs on a thread of its own, and the first may reach the database last."""
-    database: Any = OverlappingReads()
-    nothing: Any = None
-    service = AccessService(database, clock=SystemClock(), known={}, audit=nothing)
-    readings = []
-    for version in (2, 1):
-        database.version = version
-        readings.append(asyncio.create_task(service.refresh()))
-        await asyncio.sleep(0)
-    for number in order:
-        database.ends[number].set_result(None)
-        await readings[number]
+    _, service = await overlapping((2, 1), order)
     assert service.book.version == 2

@@ -17,7 +17,7 @@ from keylane.metaserver.groups.parked_ancestors import (
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.sql.schema import drained as drained_rows
 from keylane.metaserver.sql.schema import leases, partitions
-from keylane.protocol.control import Join
+from keylane.protocol.control import Join, Joined
 from keylane.protocol.ids import PartitionId
 from keylane.protocol.routing import Partition, PartitionState
 from support.sql.rows import Rows
@@ -141,11 +141,8 @@ def test_grandparent_counts_when_the_partition_between_is_lost(
     assert taken_over(partition(3, 2), known) == expected
 
 
-@pytest.mark.parametrize(("left", "ancestors"), [(True, [1, 2]), (False, [])])
-def test_lost_partition_that_left_nothing_keeps_what_its_owners_have_done(
-    left: bool, ancestors: list[int]
-):
-    """The group had drained it before its disk was lost: what it had taken over of its parent was handled."""
+def resized_twice() -> tuple[Rows, Joined]:
+    """Partitions 2 and 3 continue 1, and 4 continues both; the group has one session."""
     rows = Rows()
     rows.report("g1")
     rows.create("s", 1)
@@ -154,6 +151,15 @@ def test_lost_partition_that_left_nothing_keeps_what_its_owners_have_done(
     joined = rows.run(
         join_group, Join(subject="s", group="g", session="a" * 32, ttl_ms=9_000), sessions_max=9
     )
+    return rows, joined
+
+
+@pytest.mark.parametrize(("left", "ancestors"), [(True, [1, 2]), (False, [])])
+def test_lost_partition_that_left_nothing_keeps_what_its_owners_have_done(
+    left: bool, ancestors: list[int]
+):
+    """The group had drained it before its disk was lost: what it had taken over of its parent was handled."""
+    rows, joined = resized_twice()
 
     def owners(connection: sa.Connection) -> list[int]:
         grown = {1: (4, True), 2: (5, left), 3: (6, False)}
@@ -173,14 +179,7 @@ def test_lost_partition_that_left_nothing_keeps_what_its_owners_have_done(
 
 def test_ancestor_behind_a_lost_partition_counts_when_it_is_the_parent_of_another_one_held():
     """The same session has 3, which continues 1, and 4, which continues the lost 2, and so 1 as well."""
-    rows = Rows()
-    rows.report("g1")
-    rows.create("s", 1)
-    rows.resize("s", 2)
-    rows.resize("s", 1)
-    joined = rows.run(
-        join_group, Join(subject="s", group="g", session="a" * 32, ttl_ms=9_000), sessions_max=9
-    )
+    rows, joined = resized_twice()
 
     def ranges(connection: sa.Connection) -> dict[int, dict[int, Any]]:
         here = {"group_id": joined.group_id}
@@ -209,14 +208,7 @@ def test_parent_whose_loss_was_accepted_holds_no_child_up(grandparent_left: bool
 
     Either way nothing of it is waited for, and what the living grandparent has parked is taken over.
     """
-    rows = Rows()
-    rows.report("g1")
-    rows.create("s", 1)
-    rows.resize("s", 2)
-    rows.resize("s", 1)
-    joined = rows.run(
-        join_group, Join(subject="s", group="g", session="a" * 32, ttl_ms=9_000), sessions_max=9
-    )
+    rows, joined = resized_twice()
 
     def taken(connection: sa.Connection) -> dict[int, PartitionState]:
         here = {"group_id": joined.group_id}
