@@ -43,8 +43,15 @@ class FileByFile(LoadScopeScheduling):
         return TIDY if file.startswith(TIDY) and file not in WITHOUT_TREE else file
 
     def _reschedule(self, node: WorkerController) -> None:
-        if node in self.registered_collections:
+        if node not in self.registered_collections:
+            return
+        share = self.assigned_work[node]
+        before = set(share)
+        try:
             super()._reschedule(node)
+        except OSError:  # it has just died as well: what it was to get waits for another worker
+            for scope in set(share) - before:
+                self.workqueue[scope] = share.pop(scope)
 
     def remove_node(self, node: WorkerController) -> str | None:
         """Give the rest of its work to others; the test at which it died, None if it had nothing to do."""
