@@ -12,6 +12,7 @@ from ..protocol.control import (
     SubjectDeletion,
     SubjectSummary,
     SubjectView,
+    TimeBound,
 )
 from ..protocol.groups import GroupPolicy, GroupSettings, GroupStart, StartAt
 from ..protocol.operations import (
@@ -36,6 +37,7 @@ from ..protocol.progress import (
     ResetGroup,
     ResetTo,
 )
+from ..protocol.queues import QueueView, SegmentView
 from ..protocol.reprocess.holds import HoldView
 from ..protocol.routing import Partition, PartitionState, Route
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledView
@@ -90,6 +92,7 @@ __all__ = [
     "PendingReset",
     "PartitionState",
     "Publication",
+    "QueueView",
     "RefusedBroker",
     "ResetGroup",
     "ResetTo",
@@ -97,6 +100,7 @@ __all__ = [
     "Route",
     "ScheduledMessages",
     "ScheduledView",
+    "SegmentView",
     "StartAt",
     "StepAction",
     "StepView",
@@ -106,6 +110,7 @@ __all__ = [
     "SubjectHistory",
     "SubjectSummary",
     "SubjectView",
+    "TimeBound",
     "UndrainedPartition",
     "Verification",
 ]

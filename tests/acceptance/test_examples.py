@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from keylane import Admin, Producer, ResetTo
+from keylane import Admin, Producer
+from keylane.admin import ResetTo
 from keylane.cli.java import find_java
 from support.cluster import Cluster
 from support.java import environment_without_java

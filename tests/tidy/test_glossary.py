@@ -80,7 +80,7 @@ def test_each_name_of_the_face_is_in_the_glossary():
     face = TEXT.partition("## The public face")[2]
     missing = {
         name
-        for module in (keylane, keylane.outbox, keylane.sink, keylane.testing)
+        for module in (keylane, keylane.admin, keylane.outbox, keylane.sink, keylane.testing)
         for name in module.__all__
         if not name.endswith("Error") and f"`{name}`" not in face
     }

@@ -14,7 +14,8 @@ import aiohttp
 import pytest
 from msgspec.structs import replace
 
-from keylane import CancelOutcome, Consumer, Message, Producer
+from keylane import Consumer, Message, Producer
+from keylane.admin import CancelOutcome
 from keylane.protocol.control import Heartbeat, Join
 from keylane.protocol.errors import (
     AccessDeniedError,

@@ -15,16 +15,9 @@ import aiohttp
 import pytest
 from msgspec.structs import replace
 
-from keylane import (
-    Admin,
-    CancelOutcome,
-    DeliverAtError,
-    DeliverAtKeyError,
-    Producer,
-    ScheduledReceipt,
-    ScheduledUnknownError,
-    SubjectUnknownError,
-)
+from keylane import Admin, Producer, ScheduledReceipt, SubjectUnknownError
+from keylane.admin import CancelOutcome
+from keylane.errors import DeliverAtError, DeliverAtKeyError, ScheduledUnknownError
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.frames import Read
 from keylane.protocol.message import unpack_properties

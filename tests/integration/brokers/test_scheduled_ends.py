@@ -9,14 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from keylane import (
-    Admin,
-    CancelOutcome,
-    InvalidRequestError,
-    Producer,
-    ScheduledReceipt,
-    ScheduledUnknownError,
-)
+from keylane import Admin, InvalidRequestError, Producer, ScheduledReceipt
+from keylane.admin import CancelOutcome
+from keylane.errors import ScheduledUnknownError
 from support.cluster import Cluster
 from support.server_process import run_keylane
 

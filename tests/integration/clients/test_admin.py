@@ -62,7 +62,10 @@ async def handle(meta: str, subject: str, group: str, count: int) -> None:
 # ── subjects ──────────────────────────────────────────────────────────────────────────────────────────
 async def test_created_subject_is_listed_and_described(admin, shared_cluster):
     created = await admin.create_subject(
-        "admin-new", partitions=4, order_strategy="best_tried", retention=keylane.Retention.TIME
+        "admin-new",
+        partitions=4,
+        order_strategy="best_tried",
+        retention=keylane.admin.Retention.TIME,
     )
     assert (
         await admin.create_subject(
@@ -77,7 +80,7 @@ async def test_created_subject_is_listed_and_described(admin, shared_cluster):
 
     await send(shared_cluster.meta, "admin-new", 40)
     described = await admin.describe_subject("admin-new")
-    assert (described.retention, described.static) == (keylane.Retention.TIME, False)
+    assert (described.retention, described.static) == (keylane.admin.Retention.TIME, False)
     assert [(partition.range_start, partition.range_end) for partition in described.partitions] == [
         (0, 256), (256, 512), (512, 768), (768, 1024),
     ]  # fmt: skip
@@ -123,7 +126,7 @@ async def test_group_is_listed_described_and_reset(admin, shared_cluster):
     done = await admin.reset_group("admin-read", "billing", "earliest")
     assert {cursor.cursor for cursor in done.cursors} == {0}
     assert await admin.lag("admin-read", "billing") == 42
-    await admin.reset_group("admin-read", "billing", keylane.ResetTo.LATEST)
+    await admin.reset_group("admin-read", "billing", keylane.admin.ResetTo.LATEST)
     assert await admin.lag("admin-read", "billing") == 0
     first = described.partitions[0].partition_id
     done = await admin.reset_group("admin-read", "billing", "offset", offset=1, partition_id=first)

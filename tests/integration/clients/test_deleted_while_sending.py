@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 
 import keylane.sync
-from keylane import Producer, RowsGivenUpError, SubjectUnknownError
-from keylane.errors import KeylaneError, SubjectDeletedError
+from keylane import Producer, SubjectUnknownError
+from keylane.errors import KeylaneError, RowsGivenUpError, SubjectDeletedError
 from support.cluster import Cluster, delete_subject
 
 GONE = (SubjectDeletedError, SubjectUnknownError)

@@ -10,15 +10,14 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from keylane import (
-    Admin,
-    GroupUnknownError,
-    InvalidRequestError,
-    Producer,
-    SubjectUnknownError,
-)
+from keylane import Admin, InvalidRequestError, Producer, SubjectUnknownError
 from keylane.admin import ParkedKeyView, ParkedMessage, ParkState
-from keylane.errors import ParkedKeyUnknownError, PartitionUnknownError, SubjectExistsError
+from keylane.errors import (
+    GroupUnknownError,
+    ParkedKeyUnknownError,
+    PartitionUnknownError,
+    SubjectExistsError,
+)
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.parked import Failure, Park, ParkedKeyRow

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 import keylane.sync
-from keylane import CodecError, Fate, JsonCodec, PartlyQueuedError, Producer, RowsRefusedError
-from keylane.errors import KeylaneError, MessageTooLargeError
+from keylane import CodecError, Fate, JsonCodec, Producer
+from keylane.errors import KeylaneError, MessageTooLargeError, PartlyQueuedError, RowsRefusedError
 from keylane.outbox import Outbox, create_tables
 from keylane.protocol.errors import DeliverAtError, DeliverAtKeyError
 from keylane.protocol.limits import KEY_BYTES_MAX

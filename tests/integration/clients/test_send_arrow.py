@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from keylane import Fate, Producer, RowsGivenUpError, RowsRefusedError, RowsUnfinishedError
+from keylane import Fate, Producer
+from keylane.errors import RowsGivenUpError, RowsRefusedError, RowsUnfinishedError
 from keylane.producer import ProducerSettings
 from keylane.protocol.errors import InvalidRequestError, SubjectUnknownError
 from keylane.protocol.limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX

@@ -21,17 +21,19 @@ import pytest
 
 import keylane
 from keylane import (
-    AlreadyOpenError,
     ClosedError,
-    ForkedError,
     GivenUpError,
     InvalidRequestError,
     JsonCodec,
     NotSentError,
-    OtherLoopError,
-    PartlyQueuedError,
     ProducerSettings,
     SubjectUnknownError,
+)
+from keylane.errors import (
+    AlreadyOpenError,
+    ForkedError,
+    OtherLoopError,
+    PartlyQueuedError,
 )
 from keylane.sync import Producer
 from support.cluster import Cluster
@@ -86,14 +88,14 @@ def test_message_is_kept_until_its_time_or_canceled(shared_cluster: Cluster, sub
         receipt = far.result(30)
         assert (receipt.subject, receipt.deliver_at_ms) == (subject, now_ms + 600_000)
         for _ in range(2):
-            assert producer.cancel(receipt) is keylane.CancelOutcome.CANCELED
+            assert producer.cancel(receipt) is keylane.admin.CancelOutcome.CANCELED
         due = datetime.now(UTC) + timedelta(seconds=1)
         soon = producer.send(subject, 2, deliver_at=due, tags=["later"])
-        with pytest.raises(keylane.DeliverAtKeyError):
+        with pytest.raises(keylane.errors.DeliverAtKeyError):
             producer.send(subject, 3, key=b"k", deliver_at=due)
-        with pytest.raises(keylane.DeliverAtError):
+        with pytest.raises(keylane.errors.DeliverAtError):
             producer.send(subject, 3, deliver_at=1)
-        with pytest.raises(keylane.ScheduledUnknownError):
+        with pytest.raises(keylane.errors.ScheduledUnknownError):
             producer.cancel(msgspec.structs.replace(receipt, scheduled_id="00" * 16))
         with pytest.raises(InvalidRequestError):
             producer.cancel("receipt")

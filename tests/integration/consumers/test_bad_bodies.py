@@ -10,16 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from keylane import (
-    Admin,
-    Consumer,
-    ConsumerSettings,
-    ForkedError,
-    LeaseLostError,
-    Message,
-    Producer,
-)
+from keylane import Admin, Consumer, ConsumerSettings, LeaseLostError, Message, Producer
 from keylane.consumer.handling import workers
+from keylane.errors import ForkedError
 from support.cluster import Cluster, eventually
 
 

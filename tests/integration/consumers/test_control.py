@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 
 from keylane import (
-    AlreadyOpenError,
     ClosedError,
     Consumer,
     ConsumerSettings,
-    HandlerTypeError,
     InvalidRequestError,
     Message,
-    PartitionUnknownError,
     Producer,
+)
+from keylane.errors import (
+    AlreadyOpenError,
+    HandlerTypeError,
+    PartitionUnknownError,
     SeekRefusedError,
 )
 from support.cluster import Cluster, eventually

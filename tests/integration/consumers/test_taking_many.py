@@ -16,10 +16,9 @@ from keylane import (
     InvalidRequestError,
     LeaseLostError,
     Message,
-    MixedUseError,
-    OtherTaskError,
     Producer,
 )
+from keylane.errors import MixedUseError, OtherTaskError
 from support.cluster import Cluster, eventually
 
 

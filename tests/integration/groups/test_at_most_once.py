@@ -8,16 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from keylane import (
-    NACK,
-    Admin,
-    ConfigError,
-    Consumer,
-    ConsumerSettings,
-    Message,
-    Producer,
-    Retry,
-)
+from keylane import NACK, Admin, Consumer, ConsumerSettings, Message, Producer, Retry
+from keylane.errors import ConfigError
 from support.cluster import Cluster, eventually
 from support.server_process import ServerProcess
 

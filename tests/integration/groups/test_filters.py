@@ -8,15 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from keylane import (
-    Admin,
-    ConfigError,
-    Consumer,
-    ConsumerSettings,
-    GroupFilterError,
-    Message,
-    Producer,
-)
+from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
+from keylane.errors import ConfigError, GroupFilterError
 from keylane.protocol.backoff import Backoff
 from support.cluster import Cluster, eventually
 

@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from keylane import Admin, Consumer, GroupStart, Message, Producer, StartAt
+from keylane import Admin, Consumer, Message, Producer
+from keylane.admin import GroupStart, StartAt
 from keylane.errors import (
     GroupExistsError,
     GroupUnknownError,

@@ -11,8 +11,13 @@ import pyarrow as pa
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from keylane import Admin, Producer, RowsRefusedError
-from keylane.errors import InvalidRequestError, MessageTooLargeError, SubjectExistsError
+from keylane import Admin, Producer
+from keylane.errors import (
+    InvalidRequestError,
+    MessageTooLargeError,
+    RowsRefusedError,
+    SubjectExistsError,
+)
 from keylane.outbox import Outbox, RowChange, create_tables, outbox_status, redrive_failed
 from support.cluster import Cluster
 from support.outbox.rows import SETTINGS

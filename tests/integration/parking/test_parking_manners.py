@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from integration.parking.test_parked_keys import FAST, brokers_of, send
-from keylane import ConfigError, Consumer, ConsumerSettings, Message, Producer
+from keylane import Consumer, ConsumerSettings, Message, Producer
+from keylane.errors import ConfigError
 from support.cluster import Cluster, eventually
 
 SETTINGS = ConsumerSettings(handler_backoff=FAST, backoff=FAST, tries_max=3)

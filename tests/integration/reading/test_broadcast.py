@@ -7,15 +7,8 @@ from typing import Any
 
 import pytest
 
-from keylane import (
-    Admin,
-    ConfigError,
-    Consumer,
-    ConsumerSettings,
-    Message,
-    Producer,
-    SeekRefusedError,
-)
+from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
+from keylane.errors import ConfigError, SeekRefusedError
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.sync import Consumer as SyncConsumer

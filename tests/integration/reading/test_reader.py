@@ -12,17 +12,19 @@ import pytest
 from keylane import (
     Admin,
     ClosedError,
-    ConfigError,
     InvalidRequestError,
     JsonCodec,
     Message,
-    OffsetOutOfRangeError,
-    PartitionUnknownError,
     Producer,
     QueueReader,
     Reader,
-    ReadFilterError,
     SubjectUnknownError,
+)
+from keylane.errors import (
+    ConfigError,
+    OffsetOutOfRangeError,
+    PartitionUnknownError,
+    ReadFilterError,
 )
 from keylane.protocol.operations import OperationKind, Reshape
 from support.cluster import Cluster

@@ -6,9 +6,11 @@ import asyncio
 
 import pytest
 
-from keylane import Admin, HoldView, OffsetOutOfRangeError, PartitionUnknownError, Producer
+from keylane import Admin, Producer
+from keylane.admin import HoldView
 from keylane.cli.commands.subject.describe import describe_subject
 from keylane.cli.options import OutputFormat
+from keylane.errors import OffsetOutOfRangeError, PartitionUnknownError
 from keylane.protocol.control import Retention
 from support.cluster import Cluster
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from keylane import InvalidRequestError, ResetTo, ResetUnfinishedError
+from keylane import InvalidRequestError
+from keylane.admin import ResetTo
 from keylane.admin.group_resets import reset_group
+from keylane.errors import ResetUnfinishedError
 from keylane.protocol.progress import CursorView, GroupReset, ResetGroup
 
 PLAN = GroupReset(

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from keylane import JavaMissingError
 from keylane.cli import java as java_module
 from keylane.cli.java import find_java
+from keylane.errors import JavaMissingError
 from support.java import environment_without_java
 
 REAL_JOB = """

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from keylane import ConfigError, Consumer, ConsumerSettings, Message
+from keylane import Consumer, ConsumerSettings, Message
+from keylane.errors import ConfigError
 from keylane.protocol.control import Done, Grants, Joined
 from keylane.protocol.errors import ClosedError, HandlerTypeError
 from keylane.protocol.http.at_once import HeartbeatAnswers

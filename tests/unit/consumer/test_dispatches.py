@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from keylane import ConfigError, Consumer, ConsumerSettings, HandlerTypeError
+from keylane import Consumer, ConsumerSettings
+from keylane.errors import ConfigError, HandlerTypeError
 
 
 async def handle(_given: Any) -> None: ...

@@ -8,9 +8,10 @@ import logging
 
 import pytest
 
-from keylane import CallbackTypeError, Consumer, HandlerTypeError
+from keylane import Consumer
 from keylane.consumer.pulling.pull_gate import PullGate
 from keylane.consumer.rebalance import Rebalance, check_callbacks
+from keylane.errors import CallbackTypeError, HandlerTypeError
 
 
 class HeldClient:

@@ -9,16 +9,15 @@ import pytest
 
 from keylane import (
     CodecError,
-    ConfigError,
     Fate,
     InvalidRequestError,
     JsonCodec,
     MessageTooLargeError,
-    PartlyQueuedError,
     ProducerSettings,
     QueueFullError,
     TextCodec,
 )
+from keylane.errors import ConfigError, PartlyQueuedError
 from support.scripted_network import QUICK, ScriptedNetwork, producer_on
 
 

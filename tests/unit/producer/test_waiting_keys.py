@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from keylane import WaitingKey
-from keylane.producer import ProducerSettings, executor, outgoing_batch
+from keylane.producer import ProducerSettings, WaitingKey, executor, outgoing_batch
 from keylane.producer.held import HeldMessages
 from keylane.producer.outgoing_batch import OutgoingBatch
 from keylane.producer.send_budget import SendBudget

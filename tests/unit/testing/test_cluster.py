@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from keylane import NACK, ConfigError, Consumer, Message, Producer, SubjectUnknownError, testing
+from keylane import NACK, Consumer, Message, Producer, SubjectUnknownError, testing
 from keylane.admin import Admin
 from keylane.consumer.handling.workers import Workers
 from keylane.errors import (
     ConditionNotMetError,
+    ConfigError,
     InvalidRequestError,
     RealWorldError,
     StoryError,

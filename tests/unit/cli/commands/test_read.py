@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from keylane import ConfigError
 from keylane.cli.commands.read import parse_bound
+from keylane.errors import ConfigError
 
 
 def test_bound_is_a_word_an_offset_or_a_time():

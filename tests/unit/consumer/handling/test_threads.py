@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from keylane import NACK, ConfigError, Message
+from keylane import NACK, Message
 from keylane.consumer.handling.threads import HandlerThreads
 from keylane.consumer.handling.workers import Workers
+from keylane.errors import ConfigError
 from support.cluster import eventually
 from support.handling import Client, Crash, workers_of
 

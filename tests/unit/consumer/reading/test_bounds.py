@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from keylane import InvalidRequestError, OffsetInvalidError, OffsetOutOfRangeError
+from keylane import InvalidRequestError
 from keylane.consumer.reading.bounds import (
     BoundKind,
     end_of_read,
@@ -14,6 +14,7 @@ from keylane.consumer.reading.bounds import (
     start_bound,
     stop_bound,
 )
+from keylane.errors import OffsetInvalidError, OffsetOutOfRangeError
 
 NOW_MS = 1_700_000_000_000
 STORED = {"first": 10, "end": 20}

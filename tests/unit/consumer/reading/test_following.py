@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from keylane import Admin, ClosedError, Producer, Reader, SubjectDeletedError
+from keylane import Admin, ClosedError, Producer, Reader
+from keylane.errors import SubjectDeletedError
 from keylane.protocol.frames import Read, Request
 from keylane.rpc.client import BrokerClient
 from keylane.testing import VirtualCluster

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keylane import Partition, PartitionState
+from keylane.admin import Partition, PartitionState
 from keylane.consumer.reading.lineage_order import LineageOrder
 from keylane.protocol.operations import PartitionHistory
 from keylane.protocol.routing import logical_partition

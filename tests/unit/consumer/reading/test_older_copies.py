@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from keylane import Admin, OffsetOutOfRangeError, Producer, Reader
+from keylane import Admin, Producer, Reader
+from keylane.errors import OffsetOutOfRangeError
 from keylane.testing import VirtualCluster
 from keylane.testing.programs import BrokerProgram
 

@@ -8,15 +8,14 @@ import logging
 import pytest
 from msgspec.structs import replace
 
-from keylane import (  # fmt: skip
+from keylane import NotSentError, Reader
+from keylane.consumer.reading.reader import _Place
+from keylane.errors import (
     ConfigError,
     InvalidNameError,
-    NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
-    Reader,
 )
-from keylane.consumer.reading.reader import _Place
 from keylane.protocol.frames import Batches, Read
 from keylane.protocol.limits import READ_GIVE_UP_MS
 from keylane.protocol.operations import PartitionHistory, SubjectHistory

@@ -13,7 +13,8 @@ import msgspec
 import pydantic
 import pytest
 
-from keylane import CodecError, ConfigError, Fate, Message
+from keylane import CodecError, Fate, Message
+from keylane.errors import ConfigError
 from keylane.protocol.codecs.codec import Codec, check_codec, decode_value, encode_value
 from keylane.protocol.codecs.models import PydanticCodec
 from keylane.protocol.codecs.text import JsonCodec, TextCodec

@@ -7,7 +7,9 @@ from datetime import UTC, datetime, timedelta, timezone
 import pandas as pd
 import pytest
 
-from keylane import Admin, ConfigError, GroupStart, InvalidRequestError, QueueReader, StartAt
+from keylane import Admin, InvalidRequestError, QueueReader
+from keylane.admin import GroupStart, StartAt
+from keylane.errors import ConfigError
 from keylane.protocol.reading.instants import (
     ago_ms,
     check_unit,
