@@ -184,7 +184,7 @@ if TYPE_CHECKING:
     )
     from .protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "NACK",
