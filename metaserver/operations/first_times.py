@@ -41,7 +41,7 @@ def first_times(
     A broker knows by itself when the parents ended that it has.
 
     Args:
-        ended_ms: by id of each parent whose broker has said it; 0: an older broker, which does not.
+        ended_ms: by id of each parent whose broker has said it.
     """
     elsewhere = {int(parent.partition_id): parent.broker_group for parent in parents}
     told = []

@@ -28,14 +28,9 @@ from keylane.rpc.server import ControlRoute, Params, Server
 
 
 class HostingBroker:
-    """
-    Hosts and seals partitions in memory, without messages; `refuse_after` of them it takes no more.
+    """Hosts and seals partitions in memory, without messages; `refuse_after` of them it takes no more."""
 
-    Args:
-        of_before: it does not know the call that tells several partitions of groups, as brokers of a version before.
-    """
-
-    def __init__(self, broker_group: str, broker_id: str = "", *, of_before: bool = False) -> None:
+    def __init__(self, broker_group: str, broker_id: str = "") -> None:
         self.broker_group = broker_group
         self.broker_id = broker_id or f"folder-of-{broker_group}"
         self.hosted: dict[int, Partition] = {}
@@ -56,7 +51,7 @@ class HostingBroker:
                 ControlRoute(endpoints.PARTITION, self._describe),
                 ControlRoute(endpoints.SEAL, self._seal),
                 ControlRoute(endpoints.KNOW_GROUPS, self._know),
-                *([] if of_before else [ControlRoute(endpoints.TELL_GROUPS, self._tell)]),
+                ControlRoute(endpoints.TELL_GROUPS, self._tell),
             ]
         )
 
