@@ -94,7 +94,7 @@ class OutboxTables:
         )
 
     def create(self, connection: Connection) -> None:
-        """Create what is missing; again changes nothing.  Raises OutboxOlderError, OutboxNewerError."""
+        """Create what is missing, or nothing.  Raises OutboxOlderError, OutboxNewerError."""
         self.metadata.create_all(connection)
         if connection.execute(sa.select(self.lease.c.id)).first() is None:
             connection.execute(sa.insert(self.lease), FIRST_LEASE)

@@ -313,7 +313,7 @@ class Acquired(Frame, frozen=True, array_like=True, tag=66):
     adopted: tuple[int, ...] = ()
     """Parents whose parked messages the partition has."""
     suspects_upto: int = 0
-    """What is not acked below this may have been with handlers when two earlier owners ended without a release."""
+    """What is not acked below this may have been with handlers of two owners that did not release."""
     begun: tuple[tuple[int, int], ...] = ()
     """(offset, crashes) of messages that earlier owners had begun when they ended so."""
     adopted_under: tuple[tuple[int, int], ...] = ()

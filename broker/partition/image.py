@@ -94,7 +94,7 @@ class Part(NamedTuple):
 
 
 PART_FIELDS = 3
-"""Of the fields that are left out at the end, those that a part always has: `static` to `producers_all`."""
+"""Of the fields that may be left out, those that a part always has: up to `producers_all`."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Image).decode
 _strings: dict[str, str] = {}

@@ -4,7 +4,8 @@
       ─▶ the round ends: SQL has the seal, and perhaps the route changes
 
 Invariants
-    Correctness does not rest on it, so no operation waits for it longer than TELL_MS: see docs/decisions/0102.
+    Correctness does not rest on it, so no operation waits for it longer than TELL_MS:
+    see docs/decisions/0102.
     A seal that SQL does not have yet is asked for again, and its time is told again.
 """
 

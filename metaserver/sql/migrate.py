@@ -98,12 +98,12 @@ def _reader(connection: Connection) -> str | None:
 
 
 def _check_released(connection: Connection, revision: str) -> None:
-    """Raises ConfigError if no released program has written the schema: each says who can read it."""
+    """Raises ConfigError if no released program wrote the schema: each says who can read it."""
     reader = _reader(connection) if sa.inspect(connection).has_table(facts.name) else None
     if reader is None or parse_version(reader) < FIRST_RELEASE:
         raise ConfigError(
-            f"the schema of the database is at {revision}, of a keylane before {FIRST_RELEASE}, the first release:"
-            " give a new database, because there is no upgrade from it"
+            f"the schema of the database is at {revision}, of a keylane before {FIRST_RELEASE}, "
+            "the first release: give a new database, because there is no upgrade from it"
         )
 
 

@@ -3,8 +3,9 @@
     client ─ Hello(version) ─▶ server                    refused if they are further apart; the error says who has to be upgraded
     broker, metaserver ─ their version ─▶ database       the cluster's version: the lowest of all members, and it never falls
 
-The cluster's version says which formats every member reads.  All formats are those of the first release yet
-(`tests/golden/versions/release_0_2_0.json`): a newer one is written only where the cluster's version has it.
+The cluster's version says which formats every member reads.  So far all are those of the first release
+(`tests/golden/versions/release_0_2_0.json`): a newer one is written only where the cluster's version
+has it.
 A member further than one minor version from the cluster's is refused: an upgrade takes one minor version after another.
 
 Source: Kubernetes' version skew policy; CockroachDB's cluster version.
@@ -46,7 +47,7 @@ class MemberVersion(NamedTuple):
 
     name: str
     version: str
-    """"": it is not known yet, as of a broker that was only read from the partitions of a backup."""
+    """"": it is not known yet, because the broker has not reported itself since a restore."""
 
 
 def parse_version(text: str) -> Version:

@@ -28,7 +28,7 @@ from keylane.rpc.server import ControlRoute, Params, Server
 
 
 class HostingBroker:
-    """Hosts and seals partitions in memory, without messages; `refuse_after` of them it takes no more."""
+    """Hosts partitions in memory, without messages; `refuse_after` of them it takes no more."""
 
     def __init__(self, broker_group: str, broker_id: str = "") -> None:
         self.broker_group = broker_group

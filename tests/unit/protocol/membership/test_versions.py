@@ -46,7 +46,7 @@ def test_version_is_refused_when_it_is_none(text: str) -> None:
 @given(client=minors, server=minors)
 def test_client_and_server_agree_on_who_is_too_old(client: int, server: int) -> None:
     """
-    Both sides decide the same: one minor version apart works both ways, and the older one is to be upgraded.
+    Both sides decide the same: one minor version apart works, and the older one is to be upgraded.
 
     0.2 is the first release, so it does not work with 0.1.
     """
