@@ -112,7 +112,7 @@ class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
     """The first UNTOLD_MAX partitions whose messages retention should remove and may not, because the broker was never
     told their consumer groups."""
     version: ShortText = ""
-    """Of the broker's program; "" from one that is older than versions."""
+    """Of the broker's program; a metaserver refuses a report without it."""
     cluster: ShortText = ""
     """The cluster that its settings name; "": none."""
 

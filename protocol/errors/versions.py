@@ -7,7 +7,7 @@ from .refusals import ConfigError, RefusedError
 
 
 class ClientTooOldError(RefusedError):
-    """The client is over one minor version older than the server, or from before the first release."""
+    """The client is over one minor version older than the server, or was never released."""
 
     code = 1360
     summary = "the client is too old for the server"
@@ -17,7 +17,7 @@ class ClientTooOldError(RefusedError):
 
 
 class ServerTooOldError(RefusedError):
-    """The server is over one minor version older than the client, or from before the first release."""
+    """The server is over one minor version older than the client, or was never released."""
 
     code = 1361
     summary = "the server is too old for the client"

@@ -20,6 +20,7 @@ from keylane.protocol.control import (
     PartitionStatusList,
 )
 from keylane.protocol.errors import BrokerReadOnlyError, KeylaneError, PartitionUnknownError
+from keylane.protocol.membership.versions import VERSION
 from keylane.protocol.progress import KnowGroups, TellGroups, ToldGroups
 from keylane.protocol.routing import Partition, PartitionState
 from keylane.rpc.client import MetaClient
@@ -68,6 +69,7 @@ class HostingBroker:
     async def report(self, meta: MetaClient, *, writable: bool = True) -> None:
         await meta.broker_heartbeat(
             BrokerHeartbeat(
+                version=VERSION,
                 broker_group=self.broker_group,
                 broker_id=self.broker_id,
                 address=self.address,
