@@ -54,15 +54,14 @@ class Copied:
             self._running = None
 
     def late_report(self, broker_id: str, address: str) -> BrokerHeartbeat:
-        """What a broker on the copy could have said at another address."""
-        opening = json.loads((self.copy / "opening.json").read_text())["opening"]
+        """What the broker on the original folder has said, if it arrives now."""
+        opening = json.loads((self.original / "opening.json").read_text())["opening"]
         return BrokerHeartbeat(
             version=VERSION,
             broker_group="g1",
             broker_id=broker_id,
             address=address,
             opening=opening,
-            log_end=1 << 30,
         )
 
     def registration(self, address: str) -> str:
