@@ -10,7 +10,7 @@ import re
 from importlib import import_module
 from pkgutil import get_data
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _LINE = re.compile(r"^from (\.[\w.]*) import (\w+) as \2$", re.MULTILINE)
 _STUB = (get_data(__name__, "__init__.pyi") or b"").decode()

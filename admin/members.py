@@ -17,7 +17,7 @@ class MemberCalls(ClusterCalls):
         Return the cluster's name, its version, and the version of each member.
 
         Raises:
-            ForeignServerError: the metaserver is older than versions.
+            ForeignServerError: the answer is none of a metaserver.
         """
         details = (await self._meta.health()).details
         try:

@@ -85,7 +85,6 @@ from .partition.park_views import (
     parked_offsets,
 )
 from .partition.parked import NextTry, Parked
-from .partition.parked_key import left_by
 from .partition.partition import Group, HostedPartition
 from .service import BrokerService
 from .standing import Standing, check_standing
@@ -231,17 +230,11 @@ class Parking:
             raise InvalidRequestError("no range of logical partitions")
         if group is None or group.parked is None or not group.parked.keeps_for_children:
             return ParkedChanged(0), b""
-        if 0 < request.token < group.lock.fence:
+        if request.token < group.lock.fence:
             # The partition was reset alone since this owner was granted the child, and may have parked anew.
             raise FencedError(token=request.token, current_token=group.lock.fence)
         loose = request.start <= partition.facts.partition.range_start < request.end
         change = Unneeded(request.start, request.end, loose)
-        if not request.token and any(left_by(change, place) for place in group.parked.passed):
-            # A consumer of before does not take over what is parked anew, so it cannot say that no one of them is needed.
-            raise InvalidRequestError(
-                f"partition {request.partition_id} was reset since the child took over what is parked, and this consumer tells "
-                "no token: its parked messages are kept until a newer version has the child"
-            )
         await self._changed(partition, group, [change])
         return ParkedChanged(group.parked_version), b""
 

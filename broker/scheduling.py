@@ -219,13 +219,9 @@ class Scheduling:
         """The ids of messages: of a repeat with the same subject, idempotency key, messages and time the same ids."""
         if key is None:
             return [self._draw(8 * ID_BYTES).to_bytes(ID_BYTES) for _ in messages]
-        named = f"{keyed_producer(key, messages)} {deliver_at_ms}"
-        earlier = _derived_ids(named, len(messages))
-        # An earlier version has derived them without the subject; what such a one keeps says whose message it is.
-        if any(self._scheduler.subject_of(each) == subject for each in earlier):
-            return earlier
         # Keys are of a subject: a caller who sends to another one may choose the same key, messages and time.
-        return _derived_ids(f"{subject} {named}", len(messages))
+        named = f"{subject} {keyed_producer(key, messages)} {deliver_at_ms}"
+        return _derived_ids(named, len(messages))
 
     async def soonest(self, _body: object, params: Params) -> ScheduledPage:
         """The next `limit` messages by their times, of all subjects or one."""

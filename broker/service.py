@@ -208,7 +208,7 @@ class BrokerService:
                 (0, ())
                 if shared
                 else (
-                    group.suspects.told(group.acked.cursor),
+                    group.suspects.upto,
                     tuple(group.suspects.left(group.acked)),
                 )
             ),

@@ -253,8 +253,7 @@ class Membership:
 
     def _are_of_another_group(self, grants: Grants) -> bool:
         """Whether subject or group were deleted and made anew, and a late join has begun the session again there."""
-        known = self._group_id != 0
-        return known and grants.group_id not in {0, self._group_id}
+        return grants.group_id != self._group_id
 
     @property
     def suspended(self) -> bool:

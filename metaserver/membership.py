@@ -122,6 +122,4 @@ class ClusterMember:
             InvalidRequestError: it tells no readable version.
         """
         check_cluster(report.cluster, self._known.name, "the metaserver")
-        if report.version:
-            name = f"broker group {report.broker_group}"
-            check_member(report.version, self._known.version, name)
+        check_member(report.version, self._known.version, f"broker group {report.broker_group}")

@@ -30,10 +30,10 @@ T = TypeVar("T")
 
 async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PREFIX) -> None:
     """
-    Create the tables of an outbox, or upgrade older ones; again changes nothing.
+    Create the tables of an outbox; again changes nothing.
 
     Raises:
-        OutboxOlderError: this keylane cannot upgrade tables that are so old; nothing was changed.
+        OutboxOlderError: an older keylane made them; nothing was changed.
         OutboxNewerError: a newer keylane made them.
         ConfigError: the engine, the URL or the prefix cannot be used.
         StorageError: the database answered with an error.

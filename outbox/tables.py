@@ -24,7 +24,6 @@ from ..protocol.errors import (
 )
 from ..protocol.ids import NAME_CHARS_MAX
 from ..protocol.limits import KEY_BYTES_MAX
-from .upgrades import upgrade
 
 DEFAULT_PREFIX = "keylane_outbox"
 VERSION = 1
@@ -95,11 +94,10 @@ class OutboxTables:
         )
 
     def create(self, connection: Connection) -> None:
-        """Create what is missing, upgrade what is older; again changes nothing.  Raises OutboxOlderError, OutboxNewerError."""
+        """Create what is missing, or nothing.  Raises OutboxOlderError, OutboxNewerError."""
         self.metadata.create_all(connection)
         if connection.execute(sa.select(self.lease.c.id)).first() is None:
             connection.execute(sa.insert(self.lease), FIRST_LEASE)
-        upgrade(connection, self.lease, prefix=self.rows.name, wanted=VERSION)
         self.check(connection)
 
     def check(self, connection: Connection) -> None:

@@ -99,7 +99,7 @@ class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
     readable: bool = True
     writable: bool = True
     problem: ShortText = ""
-    """Why it takes no writes; "" from one that takes them, or is older than this field."""
+    """Why it takes no writes; "" from one that takes them."""
     opening: ShortText = ""
     """Random name of this opening of the data folder; "" from a broker that does not report openings."""
     opened_after: Annotated[tuple[ShortText, ...], Meta(max_length=OPENINGS_MAX)] = ()
@@ -112,7 +112,7 @@ class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
     """The first UNTOLD_MAX partitions whose messages retention should remove and may not, because the broker was never
     told their consumer groups."""
     version: ShortText = ""
-    """Of the broker's program; "" from one that is older than versions."""
+    """Of the broker's program; a metaserver refuses a report without it."""
     cluster: ShortText = ""
     """The cluster that its settings name; "": none."""
 
@@ -308,7 +308,7 @@ class Grants(Struct, frozen=True, kw_only=True):
     order_strategy: OrderStrategy = OrderStrategy.STRICT
     """Of the subject: under BEST_TRIED a message that fails does not hold up what follows it, unless a policy says so."""
     group_id: int = 0
-    """The session's group; 0: an earlier metaserver does not say it."""
+    """The session's group."""
 
 
 class ReleaseGrant(Struct, frozen=True, kw_only=True):

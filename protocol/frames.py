@@ -114,7 +114,7 @@ class Read(Frame, frozen=True, array_like=True, tag=6):
     background: bool = False
     """True: a job reads, and live clients of the broker go first."""
     wait_ms: int = 0
-    """As of Pull.  A broker of an earlier version does not wait."""
+    """As of Pull."""
 
 
 class AcquireShared(Frame, frozen=True, array_like=True, tag=7):
@@ -291,7 +291,7 @@ class Appended(Frame, frozen=True, array_like=True, tag=65):
     """
     The batch is stored from `base_offset` on.
 
-    -1 comes from brokers of earlier versions: the batch is stored, at an offset that is no longer known.
+    -1: it repeats a batch of numbered rows whose offset is no longer known.
     """
 
     base_offset: int
@@ -313,11 +313,7 @@ class Acquired(Frame, frozen=True, array_like=True, tag=66):
     adopted: tuple[int, ...] = ()
     """Parents whose parked messages the partition has."""
     suspects_upto: int = 0
-    """
-    What is not acked below this may have been with handlers when two earlier owners ended without a release.
-
-    Above 0: one of them did.
-    """
+    """What is not acked below this may have been with handlers of two owners that did not release."""
     begun: tuple[tuple[int, int], ...] = ()
     """(offset, crashes) of messages that earlier owners had begun when they ended so."""
     adopted_under: tuple[tuple[int, int], ...] = ()

@@ -89,8 +89,8 @@ class CursorView(Struct, frozen=True, kw_only=True):
     """In a dry run: the present cursor."""
     parked: int | None = None
     """
-    Messages of its ancestors that stay parked here, because these were not set with it; None in a dry run, and from earlier
-    metaservers.
+    Messages of its ancestors that stay parked here, because these were not set with it; None in a
+    dry run.
     """
 
 

@@ -239,7 +239,7 @@ class HttpNetwork:
             socket, address, lambda told: self.throttling.note(address, told.wait_ms, told.limit)
         )
         try:
-            await greet(channel, address, timeout_ms)
+            await greet(channel, timeout_ms)
         except OutcomeUnknownError as error:
             await channel.close()
             raise NotSentError(error.message, address=address) from error
@@ -521,7 +521,7 @@ def _headers(bearer: str | None) -> dict[str, str]:
 
 def _check_answerer(version: str | None, method: str) -> None:
     """
-    Check the version of a server that has answered a call; one from before versions tells none.
+    Check the version of a server that has answered a call; a proxy's answer tells none.
 
     Raises:
         ClientTooOldError, ServerTooOldError: with fate UNKNOWN if the server has done more than read.

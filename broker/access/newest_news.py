@@ -19,7 +19,7 @@ class NewestNews:
 
     def take(self, news: AccessNews, now_ms: int) -> bool:
         """Note news that came at `now_ms`; False if they are older than others, and are not to be judged by."""
-        older = news.cluster == self._cluster and 0 < news.version < self._version
+        older = news.cluster == self._cluster and news.version < self._version
         if older and now_ms - self._told_ms < OLDER_AFTER_MS:
             return False
         self._cluster, self._version, self._told_ms = news.cluster, news.version, now_ms

@@ -53,8 +53,6 @@ REMEMBERED_BATCHES = BATCHES_IN_FLIGHT_MAX
 """Batches of a producer that the broker remembers.  A repeat of one is answered with the offset of the first try."""
 OFFSET_UNKNOWN = -1
 """The offset of a repeated batch of numbered rows that is older than all remembered batches."""
-CRC_UNKNOWN = -1
-"""The checksum of a batch whose state was written before checksums were kept.  Only sequence and count are compared."""
 
 
 class StoredBatch(msgspec.Struct, frozen=True, gc=False):
@@ -63,7 +61,7 @@ class StoredBatch(msgspec.Struct, frozen=True, gc=False):
     sequence: int
     message_count: int
     base_offset: int
-    body_crc: int = CRC_UNKNOWN
+    body_crc: int
     """The producer's checksum of the body, which the broker never changes; of numbered rows their digest."""
 
     def is_repeated_by(self, header: Header) -> bool:
@@ -71,7 +69,7 @@ class StoredBatch(msgspec.Struct, frozen=True, gc=False):
         return (
             header.sequence == self.sequence
             and header.count == self.message_count
-            and self.body_crc in {header.body_crc, CRC_UNKNOWN}
+            and self.body_crc == header.body_crc
         )
 
 

@@ -28,8 +28,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -39,7 +38,7 @@ from ...protocol.control import HostPartition, Retention
 from ...protocol.errors import CorruptLogError
 from ...protocol.offsets import AckedOffsets
 from ...protocol.routing import OrderStrategy, Partition, PartitionState
-from .appends import CRC_UNKNOWN, Producers, ProducerState, StoredBatch
+from .appends import Producers, ProducerState, StoredBatch
 from .parked import Parked
 from .partition import Group, HostedPartition, Lost
 from .records import HoldBody
@@ -76,42 +75,14 @@ class _Image(msgspec.Struct, frozen=True, array_like=True):
     order_strategy: OrderStrategy | None = None
     partitions_wanted: int = 0
     retention: Retention | None = None
-
-
-class _StaticImage(_Image, frozen=True, array_like=True):
-    """A later field; it is written only if it is not its default, so that other images keep their bytes."""
-
     static: bool = False
-
-
-class _PartImage(_StaticImage, frozen=True, array_like=True):
     producers_before: int = 0
     producers_all: int = 0
-
-
-class _SummedImage(_PartImage, frozen=True, array_like=True):
-    """The checksums are beside the producers and not within them, so that an earlier broker can read the image."""
-
     body_crcs: list[list[int]] = []
-
-
-class _ToldImage(_SummedImage, frozen=True, array_like=True):
     groups_told: bool = False
-
-
-class _ForgottenImage(_ToldImage, frozen=True, array_like=True):
     forgotten: list[tuple[str, int]] = []
-
-
-class _LimitedImage(_ForgottenImage, frozen=True, array_like=True):
     message_bytes_max: int = 0
-
-
-class _HeldImage(_LimitedImage, frozen=True, array_like=True):
     holds: list[HoldBody] = []
-
-
-class _HiddenImage(_HeldImage, frozen=True, array_like=True):
     hidden: str = ""
 
 
@@ -122,8 +93,10 @@ class Part(NamedTuple):
     total: int
 
 
+PART_FIELDS = 3
+"""Of the fields that may be left out, those that a part always has: up to `producers_all`."""
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_HiddenImage).decode
+_decode = msgspec.msgpack.Decoder(_Image).decode
 _strings: dict[str, str] = {}
 """Names of subjects and broker groups, each as one object: many partitions share few names."""
 STRINGS_MAX = 10_000
@@ -150,74 +123,53 @@ def _image(
     part: Part | None = None,
 ) -> bytes:
     facts, partition = hosted.facts, hosted.facts.partition
-    return _encode(
-        _kind(hosted, producers, part)(
-            subject=facts.subject,
-            name=partition.name,
-            queue=partition.queue,
-            range_start=partition.range_start,
-            range_end=partition.range_end,
-            broker_group=partition.broker_group,
-            parents=partition.parents,
-            first_offset=hosted.first_offset,
-            next_offset=hosted.next_offset,
-            appended_at_ms=hosted.appended_at_ms,
-            sealed=hosted.sealed,
-            producers=[
-                (
-                    number,
-                    state.epoch,
-                    state.next_sequence,
-                    [
-                        (batch.sequence, batch.message_count, batch.base_offset)
-                        for batch in state.latest
-                    ],
-                )
-                for number, state in producers
-            ],
-            groups=groups,
-            lost=list(hosted.lost),
-            fences_lost=hosted.fences_lost,
-            order_strategy=facts.order_strategy,
-            partitions_wanted=facts.partitions_wanted,
-            retention=facts.retention,
-        )
-    )
-
-
-def _kind(
-    hosted: HostedPartition, producers: list[tuple[int, ProducerState]], part: Part | None
-) -> Callable[..., _Image]:
-    """The shortest image type that has every field which is not its default; its last fields are filled in."""
-    static = hosted.facts.static
     before, total = part or (0, 0)
-    limit, holds = hosted.facts.message_bytes_max, list(hosted.holds.values())
-    hidden = hosted.facts.hidden
-    told = hosted.groups_told or bool(hosted.forgotten or limit or holds or hidden)
-    if not producers and part is None and not told:
-        return partial(_StaticImage, static=True) if static else _Image
-    as_part = partial(_PartImage, static=static, producers_before=before, producers_all=total)
-    if not producers and not told:
-        return as_part
-    body_crcs = [[batch.body_crc for batch in state.latest] for _, state in producers]
-    if hosted.forgotten or limit or holds or hidden:
-        forgotten = partial(
-            _ForgottenImage,
-            **as_part.keywords,
-            body_crcs=body_crcs,
-            groups_told=hosted.groups_told,
-            forgotten=list(hosted.forgotten.items()),
-        )
-        if not limit and not holds and not hidden:
-            return forgotten
-        limited = partial(_LimitedImage, **forgotten.keywords, message_bytes_max=limit)
-        if not holds and not hidden:
-            return limited
-        held = partial(_HeldImage, **limited.keywords, holds=holds)
-        return partial(_HiddenImage, **held.keywords, hidden=hidden) if hidden else held
-    if hosted.groups_told:
-        return partial(_ToldImage, **as_part.keywords, body_crcs=body_crcs, groups_told=True)
-    return partial(_SummedImage, **as_part.keywords, body_crcs=body_crcs)
+    fields = [
+        facts.subject,
+        partition.name,
+        partition.queue,
+        partition.range_start,
+        partition.range_end,
+        partition.broker_group,
+        partition.parents,
+        hosted.first_offset,
+        hosted.next_offset,
+        hosted.appended_at_ms,
+        hosted.sealed,
+        [
+            (
+                number,
+                state.epoch,
+                state.next_sequence,
+                [
+                    (batch.sequence, batch.message_count, batch.base_offset)
+                    for batch in state.latest
+                ],
+            )
+            for number, state in producers
+        ],
+        groups,
+        hosted.lost,
+        hosted.fences_lost,
+        facts.order_strategy,
+        facts.partitions_wanted,
+        facts.retention,
+    ]
+    later = [
+        facts.static,
+        before,
+        total,
+        [[batch.body_crc for batch in state.latest] for _, state in producers],
+        hosted.groups_told,
+        list(hosted.forgotten.items()),
+        facts.message_bytes_max,
+        list(hosted.holds.values()),
+        facts.hidden,
+    ]
+    written = 0 if part is None else PART_FIELDS
+    while len(later) > written and not later[-1]:
+        later.pop()
+    return _encode(fields + later)
 
 
 def _group_image(group: Group) -> tuple[Any, ...]:
@@ -252,7 +204,8 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
     """
     try:
         decoded = _decode(image)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        producers = _producers(decoded)
+    except (msgspec.MsgspecError, ValueError) as error:
         raise CorruptLogError(
             f"the state of partition {partition_id} is unreadable: {error}",
             partition_id=partition_id,
@@ -282,7 +235,7 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
     partition.appended_at_ms = decoded.appended_at_ms
     partition.sealed = partition.ended = decoded.sealed
     partition.fences_lost = decoded.fences_lost
-    partition.producers = _producers(decoded)
+    partition.producers = producers
     for row in decoded.groups:
         name = _shared(row.name)
         partition.groups[name] = _group_of(partition_id, name, row)
@@ -305,10 +258,6 @@ def _group_of(partition_id: int, name: str, row: _GroupImage) -> Group:
     group.attempts, group.suspects.begun = dict(row.attempts), dict(row.begun)
     if row.parked:
         group.parked = _parked_of(partition_id, row.parked)
-        # A broker of before keeps no tokens of adoptions: none is above the fence, and what a parent parks behind a later
-        # reset has tokens above it.
-        unknown = sorted(group.parked.adopted.difference(group.parked.adopted_under))
-        group.parked.adopted_under |= dict.fromkeys(unknown if row.fence else (), row.fence)
     group.kept = True
     return group
 
@@ -323,23 +272,22 @@ def _parked_of(partition_id: int, image: bytes) -> Parked:
         ) from error
 
 
-def _batches(latest: list[tuple[int, int, int]], crcs: list[int]) -> tuple[StoredBatch, ...]:
-    if len(crcs) != len(latest):
-        crcs = [CRC_UNKNOWN] * len(latest)  # the image is older than the checksums in it
-    return tuple(StoredBatch(*batch, crc) for batch, crc in zip(latest, crcs, strict=True))
-
-
 def _shared(text: str) -> str:
     if len(_strings) >= STRINGS_MAX:
         _strings.clear()
     return _strings.setdefault(text, text)
 
 
-def _producers(decoded: _SummedImage) -> Producers:
-    crcs = iter(decoded.body_crcs)
+def _producers(decoded: _Image) -> Producers:
+    """Raises ValueError: not every batch has a checksum."""
+    rows = zip(decoded.producers, decoded.body_crcs, strict=True)
     return Producers(
         {
-            number: ProducerState(epoch, following, _batches(latest, next(crcs, [])))
-            for number, epoch, following, latest in decoded.producers
+            number: ProducerState(
+                epoch,
+                following,
+                tuple(StoredBatch(*batch, crc) for batch, crc in zip(latest, crcs, strict=True)),
+            )
+            for (number, epoch, following, latest), crcs in rows
         }
     )

@@ -346,5 +346,4 @@ def keys_of(image: ParkedImage) -> dict[ParkKey, ParkedKey]:
         if key not in keys:
             raise ValueError(f"the token of key {key!r:.80}, of which nothing is parked")
         keys[key].token = token
-    # Earlier versions kept loose keys of which nothing was parked any more.
-    return {key: known for key, known in keys.items() if known.messages or not is_loose(key)}
+    return keys

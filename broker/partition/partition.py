@@ -504,7 +504,7 @@ class HostedPartition:
     # ── views ─────────────────────────────────────────────────────────────────────────────────────────
     def check_same_facts(self, facts: HostPartition) -> None:
         """Raises PartitionInUseError if `facts` contradict the facts of this partition."""
-        if not _same_facts(stored_facts(facts), self.facts):
+        if stored_facts(facts) != self.facts:
             raise PartitionInUseError(
                 f"partition {self.partition_id} is hosted with other facts, "
                 f"as {self.facts.partition.name!r} of {self.facts.subject!r}",
@@ -585,13 +585,3 @@ def stored_facts(facts: HostPartition) -> HostPartition:
     return msgspec.structs.replace(
         facts, partition=partition, groups=None, tokens_above=0, times_from_ms=0
     )
-
-
-def _same_facts(facts: HostPartition, other: HostPartition) -> bool:
-    """True if the facts agree in each field that both give; an earlier metaserver may have given fewer fields."""
-    said = {facts.order_strategy, other.order_strategy} - {None}
-    counts = {facts.partitions_wanted, other.partitions_wanted} - {0}
-    exact = ("subject", "partition", "static", "message_bytes_max", "hidden")
-    same = all(getattr(facts, name) == getattr(other, name) for name in exact)
-    kept = {facts.retention, other.retention} - {None}
-    return same and len(said) <= 1 and len(counts) <= 1 and len(kept) <= 1

@@ -72,15 +72,6 @@ class Suspects:
         """True if an owner has ended without a release, also one that had nothing to pull, and the next one has not released."""
         return self._once >= 0
 
-    def told(self, cursor: int) -> int:
-        """
-        What the next owner is told as `upto`, where everything below `cursor` is acked.
-
-        Behind a first end it is mostly above 0, and no message is a suspect.  Consumers that know nothing of `unreleased` handle
-        what is redriven one key at a time then.
-        """
-        return max(self.upto, min(self._once, cursor))
-
     def session_ended(self, ranges: Iterable[Range], acked: AckedOffsets) -> bool:
         """
         Note what a session of a shared group had in flight when it ended without a release; True if that changes anything.

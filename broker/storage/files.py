@@ -231,7 +231,11 @@ def is_locked(root: str) -> bool:
 
 
 def narrow_rights(root: str) -> None:
-    """Take away other users' rights to a data folder and its files, which earlier versions gave; warn if that fails."""
+    """
+    Take away other users' rights to a data folder and its files; warn if that fails.
+
+    A copy or an umask may have given them.
+    """
     for folder, _names, files in os.walk(root):
         for path in (folder, *(f"{folder}/{name}" for name in files)):
             try:

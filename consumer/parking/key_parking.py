@@ -77,15 +77,13 @@ class KeyParking:
     async def begin(self, answer: Acquired) -> None:
         """Take over what the parents have parked, if that is not done, and learn which keys are parked."""
         blocks = self._context.settings.failure_policy is FailurePolicy.BLOCK
-        # A broker of before says the latter alone.
-        careful = answer.unreleased or answer.suspects_upto > 0
-        self._redrives.careful = careful and not blocks
+        self._redrives.careful = answer.unreleased and not blocks
         self._redrives.inherits = True
         try:
             rows = await self.refresh() if await self._ancestors.adopt_all(answer) else []
         finally:
             self._redrives.inherits = False
-        await self._retrying.begin(rows, careful=careful)
+        await self._retrying.begin(rows, careful=answer.unreleased)
         if self._ancestors.unneeded:
             self._ancestors.tell()
 

@@ -17,7 +17,7 @@ from ...rpc.client import BrokerClient
 from ...rpc.race import start_task
 
 LOOK_MS = 200
-"""Between two looks for new messages at a broker of an earlier version, which does not wait."""
+"""Between two looks for new messages at a broker that answers at once, because it is stopping."""
 
 Answered = asyncio.Task[tuple[Answer, memoryview]]
 

@@ -1,6 +1,6 @@
 """The file of a backup: JSON lines, a head, the rows, and an end with their number and checksum.  Pure.
 
-{"format":1,"program":"0.1.0","revision":"0027","cluster":"k…","cluster_version":"0.1"}
+{"format":1,"program":"0.2.0","revision":"0200","cluster":"k…","cluster_version":"0.2"}
 ["subjects",{"subject_id":1,…}]
 {"rows":57,"sha256":"…"}
 """

@@ -167,8 +167,6 @@ def _check_not_lost(connection: Connection, report: BrokerHeartbeat) -> None:
 
 def _check_not_behind(report: BrokerHeartbeat, known: sa.Row[Any]) -> None:
     """Raises FolderBehindError if the reporting data folder is an older copy of the group's."""
-    if not report.opening:
-        return  # a broker of an older version does not report it
     why = ""
     if known.opening not in {"", report.opening, *report.opened_after}:
         why = "does not know of the last start of its broker"

@@ -4,7 +4,8 @@
       ─▶ the round ends: SQL has the seal, and perhaps the route changes
 
 Invariants
-    Correctness does not rest on it, so no operation waits for it longer than TELL_MS: see docs/decisions/broker/0102.
+    Correctness does not rest on it, so no operation waits for it longer than TELL_MS:
+    see docs/decisions/0102.
     A seal that SQL does not have yet is asked for again, and its time is told again.
 """
 
@@ -41,7 +42,7 @@ def first_times(
     A broker knows by itself when the parents ended that it has.
 
     Args:
-        ended_ms: by id of each parent whose broker has said it; 0: an older broker, which does not.
+        ended_ms: by id of each parent whose broker has said it.
     """
     elsewhere = {int(parent.partition_id): parent.broker_group for parent in parents}
     told = []

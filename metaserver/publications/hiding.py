@@ -93,7 +93,7 @@ def _check_unpublished(connection: Connection, hidden: str, target: str) -> None
             f"{hidden!r} was published in {there.target!r} before; choose another name",
             subject=hidden,
             target=target,
-            published_id=there.subject_id or None,
+            published_id=there.subject_id,
         )
 
 

@@ -141,8 +141,8 @@ def _published(connection: Connection, hidden: str, ask: PublishSubject) -> int 
 
 
 def _check_id(hidden: str, subject_id: int, ask: PublishSubject) -> None:
-    """Raises SubjectDeletedError: the hidden subject that is meant is gone, and this one has its name.  0: not known."""
-    if ask.subject_id and subject_id and ask.subject_id != subject_id:
+    """Raises SubjectDeletedError: the subject that is meant is gone, and this one has its name."""
+    if ask.subject_id and ask.subject_id != subject_id:
         raise SubjectDeletedError(
             f"hidden subject {hidden!r} with id {ask.subject_id} was deleted, and another one was made under its name: it is "
             "not published in its place",

@@ -55,8 +55,6 @@ DUTY = "announce"
 CALL_TIMEOUT_MS = 2_000
 NAMES_AT_ONCE_MAX = 1_000
 """Names of groups after which a call has no further partition: far below the limit of a body."""
-APART_S = 60.0
-"""For how long a broker that does not know the call for several partitions is told of each alone."""
 
 
 class Announcer:
@@ -80,8 +78,6 @@ class Announcer:
         self._slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
         self._next_run = 0.0
         """By the clock of the event loop: a broker that refused is not asked again at once."""
-        self._apart: dict[str, float] = {}
-        """Address → until when its partitions are told one by one; by the clock of the event loop."""
 
     async def announce(
         self,
@@ -152,23 +148,11 @@ class Announcer:
 
     async def _tell(self, call: Sequence[Announcement], silent: set[str]) -> set[int]:
         """
-        Tell partitions of one broker; returns the ids of those that know their groups.
+        Tell partitions of one broker in one call; returns the ids of those that know their groups.
 
         Args:
             silent: addresses without an answer in this round.
         """
-        address = call[0].address
-        if asyncio.get_running_loop().time() >= self._apart.get(address, 0):
-            told = await self._tell_at_once(call, silent)
-            if told is not None:
-                return told
-        alone = await asyncio.gather(*(self._tell_alone(each, silent) for each in call))
-        return {each.partition_id for each, known in zip(call, alone, strict=True) if known}
-
-    async def _tell_at_once(
-        self, call: Sequence[Announcement], silent: set[str]
-    ) -> set[int] | None:
-        """As `_tell` in one call; None: the broker is of the version before, and does not know it."""
         partitions = tuple(
             TellPartition(partition_id=each.partition_id, know=_know(each)) for each in call
         )
@@ -180,29 +164,14 @@ class Announcer:
         try:
             await self._ask(call[0], silent, ask)
         except InvalidRequestError as error:
-            if not error.unknown_call:
-                log.info("partition %d: %s", call[0].partition_id, error.message)
-                return set()
-            self._apart[call[0].address] = asyncio.get_running_loop().time() + APART_S
-            return None
+            log.info("partition %d: %s", call[0].partition_id, error.message)
+            return set()
         told = {each.partition_id for each in call} if answers else set()
         for answer in answers:
             for left in answer.not_told:
                 told.discard(left.partition_id)
                 log.info("partition %d: %s", left.partition_id, left.reason)
         return told
-
-    async def _tell_alone(self, announcement: Announcement, silent: set[str]) -> bool:
-        """Tell one partition; returns whether it knows its groups."""
-
-        async def ask(broker: BrokerClient) -> None:
-            await broker.know_groups(announcement.partition_id, _know(announcement))
-
-        try:
-            return await self._ask(announcement, silent, ask)
-        except InvalidRequestError as error:
-            log.info("partition %d: %s", announcement.partition_id, error.message)
-            return False
 
     async def _ask(
         self,

@@ -14,14 +14,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.errors import OtherClusterError
-from ...protocol.membership.versions import Version, check_member, parse_version
+from ...protocol.membership.versions import FIRST_RELEASE, Version, check_member, parse_version
 from .dialect import insert_new, insert_or_replace
 from .migrate import lock_schema, migrate
 from .schema import facts
 
 CLUSTER, CLUSTER_VERSION = "cluster", "cluster version"
-FIRST = Version(0, 1)
-"""Of databases that say none."""
 OF_CLUSTER = (CLUSTER, CLUSTER_VERSION)
 """The names of the facts that say which cluster it is, and its version."""
 _values = sa.select(facts.c.name, facts.c.value).where(facts.c.name.in_(OF_CLUSTER))
@@ -43,7 +41,8 @@ def read_facts(connection: Connection) -> ClusterFacts:
 def facts_of(stored: Mapping[str, str]) -> ClusterFacts:
     """What the facts of a database say, by name."""
     version = stored.get(CLUSTER_VERSION)
-    return ClusterFacts(stored.get(CLUSTER, ""), parse_version(version) if version else FIRST)
+    reached = parse_version(version) if version else FIRST_RELEASE
+    return ClusterFacts(stored.get(CLUSTER, ""), reached)
 
 
 def open_cluster(

@@ -2,6 +2,7 @@
 
     no table ─▶ all tables made at HEAD, without Alembic; tests compare them with what the migrations make
     revision known ─▶ migrated to HEAD, and OLDEST_READER written down
+    revision of a keylane before the first release ─▶ refused
     revision of a newer keylane ─▶ used as it is, if its keylane wrote down that this version can; else refused
 
 So a metaserver of the version before can start again while a cluster is upgraded.
@@ -18,7 +19,7 @@ from sqlalchemy.engine import Connection
 
 from ... import migrations
 from ...protocol.errors import ConfigError, SchemaTooNewError
-from ...protocol.membership.versions import VERSION, parse_version
+from ...protocol.membership.versions import FIRST_RELEASE, VERSION, parse_version
 from . import name_limits as _name_limits  # noqa: F401 - its table is among those of `metadata`
 from . import past as _past  # noqa: F401 - as above
 from .dialect import insert_or_replace
@@ -27,13 +28,13 @@ from .schema import facts, metadata
 if TYPE_CHECKING:
     from alembic.config import Config  # loaded only where there is something to migrate
 
-HEAD = "0034"
+HEAD = "0200"
 """The newest revision.  With it an up-to-date database opens without importing Alembic."""
-OLDEST_READER = "0.1"
+OLDEST_READER = "0.2"
 """The oldest minor version whose programs can use a schema at HEAD.  Migrations that only add leave it: new tables, and
 new columns that are nullable or have a default.  One that takes away, renames or narrows comes a minor version after the
 last program that needs the old form, and raises it."""
-HEAD_OF = {"0.1": "0030"}
+HEAD_OF = {"0.2": "0200"}
 """Minor version → its revision.  The migrations since that of OLDEST_READER only add, which a test asserts."""
 READER = "oldest reader of the schema"
 """The name of the fact."""
@@ -56,6 +57,7 @@ def migrate(connection: Connection, *, program: str = VERSION) -> None:
         program: the version of keylane that opens the database.
 
     Raises:
+        ConfigError: the database was written by a keylane before the first release.
         SchemaTooNewError: the database was written by a newer keylane, and this one cannot use it.
     """
     lock_schema(connection)
@@ -63,6 +65,8 @@ def migrate(connection: Connection, *, program: str = VERSION) -> None:
     if revision is None and _is_empty(connection):
         _create(connection)
     elif revision != HEAD:
+        if revision is not None:
+            _check_released(connection, revision)
         from alembic import command
         from alembic.util import CommandError
 
@@ -93,23 +97,33 @@ def _reader(connection: Connection) -> str | None:
     return connection.execute(query).scalar_one_or_none()
 
 
+def _check_released(connection: Connection, revision: str) -> None:
+    """Raises ConfigError if no released program wrote the schema: each says who can read it."""
+    reader = _reader(connection) if sa.inspect(connection).has_table(facts.name) else None
+    if reader is None or parse_version(reader) < FIRST_RELEASE:
+        raise ConfigError(
+            f"the schema of the database is at {revision}, of a keylane before {FIRST_RELEASE}, "
+            "the first release: give a new database, because there is no upgrade from it"
+        )
+
+
 def _check_reader(connection: Connection, program: str, error: Exception) -> None:
     """Check that a program can use a schema whose revision it does not know.  Raises SchemaTooNewError."""
     revision = _revision(connection)
     reader = _reader(connection)
-    if reader is not None and parse_version(program) >= parse_version(reader):
+    assert reader is not None, "checked before"
+    if parse_version(program) >= parse_version(reader):
         log.warning(
             "the schema of the database is at %s, of a newer keylane, and can be used by this one; "
             "finish the upgrade",
             revision,
         )
         return
-    needed = f"keylane {reader}" if reader else "that version"
     raise SchemaTooNewError(
         f"the database was written by a newer keylane: its schema is at {revision}, this keylane {program} has {HEAD};"
-        f" use {needed} or a newer one, or another database",
+        f" use keylane {reader} or a newer one, or another database",
         revision=revision,
-        reader=reader or "",
+        reader=reader,
     ) from error
 
 
@@ -135,7 +149,6 @@ def alembic_config(connection: Connection) -> Config:
 
     config = Config()
     config.set_main_option("script_location", str(Path(migrations.__file__).parent))
-    config.set_main_option("recursive_version_locations", "true")
     config.attributes |= {"connection": connection, "metadata": metadata}
     return config
 

@@ -1,1 +1,1 @@
-"""One file for each step of the schema; the first ten are in a folder of their own."""
+"""One file for each step of the schema; the first makes the schema of 0.2.0."""

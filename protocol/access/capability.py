@@ -69,7 +69,7 @@ class AccessNews(Struct, frozen=True, kw_only=True):
     scheduled_bytes: dict[str, int] = {}
     """Subject or pattern → bytes of scheduled messages that all such subjects have together at each broker."""
     version: int = 0
-    """Of access, in the database; rises with each change.  0: an earlier metaserver does not say it."""
+    """Of access, in the database; rises with each change."""
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -7,7 +7,7 @@ from .refusals import ConfigError, RefusedError
 
 
 class ClientTooOldError(RefusedError):
-    """The client is more than one minor version older than the server, or so old that it tells no version."""
+    """The client is over one minor version older than the server, or was never released."""
 
     code = 1360
     summary = "the client is too old for the server"
@@ -17,7 +17,7 @@ class ClientTooOldError(RefusedError):
 
 
 class ServerTooOldError(RefusedError):
-    """The server is more than one minor version older than the client, or so old that it tells no version."""
+    """The server is over one minor version older than the client, or was never released."""
 
     code = 1361
     summary = "the server is too old for the client"

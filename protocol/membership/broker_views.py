@@ -16,7 +16,7 @@ class RefusedBroker(Struct, frozen=True, kw_only=True):
     known_log_end: int = 0
     """Where the broker group's log ended in the last report that was accepted."""
     advice: str = ""
-    """What an operator can do, for people; "" from a metaserver that is older than this field."""
+    """What an operator can do, for people."""
 
 
 class BrokerView(Struct, frozen=True, kw_only=True):

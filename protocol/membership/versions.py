@@ -3,8 +3,9 @@
     client ─ Hello(version) ─▶ server                    refused if they are further apart; the error says who has to be upgraded
     broker, metaserver ─ their version ─▶ database       the cluster's version: the lowest of all members, and it never falls
 
-The cluster's version says which formats every member reads.  All formats are of 0.1 yet (`tests/golden/versions/formats_0_1.json`):
-the first newer one is written only where the cluster's version has it.
+The cluster's version says which formats every member reads.  So far all are those of the first release
+(`tests/golden/versions/release_0_2_0.json`): a newer one is written only where the cluster's version
+has it.
 A member further than one minor version from the cluster's is refused: an upgrade takes one minor version after another.
 
 Source: Kubernetes' version skew policy; CockroachDB's cluster version.
@@ -24,7 +25,7 @@ from ..errors import (
     UpgradeSkippedError,
 )
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 """Of this program; `pyproject.toml` has the same."""
 VERSION_HEADER = "Keylane-Version"
 """Of HTTP requests and answers.  Other HTTP clients than keylane's send none."""
@@ -46,11 +47,11 @@ class MemberVersion(NamedTuple):
 
     name: str
     version: str
-    """"": it tells none, being older than versions."""
+    """"": it is not known yet, because the broker has not reported itself since a restore."""
 
 
 def parse_version(text: str) -> Version:
-    """The version in "0.1.0" or "0.1".  Raises InvalidRequestError."""
+    """The version in "0.2.0" or "0.2".  Raises InvalidRequestError."""
     match = _VERSION.fullmatch(text)
     if match is None:
         raise InvalidRequestError(f"{text!r:.80} is no version of keylane")
@@ -58,6 +59,8 @@ def parse_version(text: str) -> Version:
 
 
 OWN = parse_version(VERSION)
+FIRST_RELEASE = Version(0, 2)
+"""Programs of an earlier version are refused: none was released."""
 
 
 def steps(old: Version, new: Version) -> float:
@@ -73,22 +76,24 @@ def check_client(told: str, own: str) -> None:
 
     Raises:
         InvalidRequestError: it is no version.
-        ClientTooOldError, ServerTooOldError: it is more than one minor version away.
+        ClientTooOldError, ServerTooOldError: it is more than one minor version away, or was never
+            released.
     """
-    _check_pair(client=told, server=own, older=parse_version(told), newer=parse_version(own))
+    _check_pair(client=told, server=own)
 
 
 def check_server(told: str, own: str) -> None:
     """Check, in a client, the version that a server tells.  Raises as `check_client`."""
-    _check_pair(client=own, server=told, older=parse_version(own), newer=parse_version(told))
+    _check_pair(client=own, server=told)
 
 
-def _check_pair(*, client: str, server: str, older: Version, newer: Version) -> None:
-    ahead = steps(older, newer)
+def _check_pair(*, client: str, server: str) -> None:
+    ours, theirs = parse_version(client), parse_version(server)
+    ahead = steps(ours, theirs)
     said = f"the client is keylane {client[:48]}, the server {server[:48]}"
-    if ahead > 1:
+    if ahead > 1 or ours < min(FIRST_RELEASE, theirs):
         raise ClientTooOldError(f"{said}: upgrade the client", client=client, server=server)
-    if ahead < -1:
+    if ahead < -1 or theirs < min(FIRST_RELEASE, ours):
         raise ServerTooOldError(f"{said}: upgrade the server", client=client, server=server)
 
 

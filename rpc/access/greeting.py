@@ -5,28 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from ...protocol.errors import KeylaneError, OutcomeUnknownError, ServerTooOldError
+from ...protocol.errors import KeylaneError
 from ...protocol.frames import Authenticate, Authenticated, Hello, Welcome
 from ...protocol.membership.versions import VERSION, check_server
 from ..channel import WebSocketChannel
 from .credentials import Credentials, ShownCapability
 
 RENEW_AGAIN_S = 1.0
-UNKNOWN_FRAME = "unreadable request"
-"""What a broker says of a frame that it does not know, as a Hello where it is older than versions."""
 
 
-async def greet(channel: WebSocketChannel, address: str, timeout_ms: int) -> None:
+async def greet(channel: WebSocketChannel, timeout_ms: int) -> None:
     """Tell this client's version, and check the broker's."""
-    try:
-        welcome, _ = await channel.call(Hello(VERSION), timeout_ms=timeout_ms)
-    except OutcomeUnknownError as error:
-        if UNKNOWN_FRAME not in error.message:
-            raise
-        raise ServerTooOldError(
-            f"the client is keylane {VERSION}, the broker at {address} tells no version: upgrade the server",
-            client=VERSION,
-        ) from error
+    welcome, _ = await channel.call(Hello(VERSION), timeout_ms=timeout_ms)
     assert isinstance(welcome, Welcome)
     check_server(welcome.version, VERSION)
 

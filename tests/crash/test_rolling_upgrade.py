@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from keylane.protocol.membership.versions import OWN
+from keylane.protocol.membership.versions import OWN, parse_version
 from proof.actor import Actor
 from proof.recording import boot_ns
 from proof.upgrade_stage import UpgradeStage
@@ -19,7 +19,7 @@ from support.releases import MIGRATED, Releases, minor_version
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
 
-OLD, NEW, LATER = minor_version(-1), minor_version(0), minor_version(1)
+OLD, NEW, LATER = minor_version(0), minor_version(1), minor_version(2)
 PAUSE_P99_MS_MAX = 5_000.0
 """A stall; `make bench-hosts` measures how long clients wait on a machine by itself."""
 
@@ -54,11 +54,12 @@ async def broker_problem(stage: UpgradeStage, version: str, problem: str) -> Non
 async def test_cluster_is_upgraded_under_load_while_old_and_new_clients_work(
     tmp_path: Path, releases: Releases, record_property: Callable[[str, object], None]
 ) -> None:
+    upgraded = parse_version(NEW)
     with running_postgres() as postgres:
         async with UpgradeStage(tmp_path, releases, postgres) as stage:
             await stage.open(OLD, NEW)
             view = await stage.admin.describe_cluster()
-            assert view.version == str(OWN._replace(minor=OWN.minor - 1))
+            assert view.version == str(OWN)
             assert "UpgradeSkippedError 1362" in await refusal(
                 stage.server("m0", LATER, "--port", "0")
             )
@@ -75,10 +76,10 @@ async def test_cluster_is_upgraded_under_load_while_old_and_new_clients_work(
                 await asyncio.sleep(2.0)
             ended_ns = boot_ns()
             async with asyncio.timeout(60):
-                while (await stage.admin.describe_cluster()).version != str(OWN):
+                while (await stage.admin.describe_cluster()).version != str(upgraded):
                     await asyncio.sleep(0.2)
             assert "MemberTooOldError 1363" in await refusal(stage.server("m0", OLD, "--port", "0"))
-            await broker_problem(stage, OLD, f"the cluster is at {OWN} already")
+            await broker_problem(stage, OLD, f"the cluster is at {upgraded} already")
             findings, events = await stage.judge()
             waits = stage.waits_ms(began_ns, ended_ns)
     assert not findings.total, findings.examples

@@ -1,8 +1,8 @@
 """keylane of several versions: copies of this tree under other version numbers, each in a folder of its own.
 
-The release before has a tag once there is one; a tree without tags is its own release before, under the number that is
-one minor version lower (docs/decisions/house/0060).  This tree's version and later ones have a migration more, which adds
-a table and a column.
+A version has a tag once it is released; until then this tree stands for it under its number.  0.2.0 is
+the first release, so an upgrade begins at this tree's version.  The later ones have a migration more,
+which adds a table and a column.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-from keylane.metaserver.sql.migrate import HEAD, OLDEST_READER
+from keylane.metaserver.sql.migrate import HEAD
 from keylane.protocol.membership.versions import OWN
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,17 +70,15 @@ def _write_package(package: Path, version: str) -> None:
         text, count = NUMBER.subn(rf'\1"{version}"', path.read_text(encoding="utf-8"))
         assert count == 1, name
         path.write_text(text, encoding="utf-8")
-    if version >= minor_version(0):
+    if version > minor_version(0):
         _add_migration(package)
 
 
 def _add_migration(package: Path) -> None:
     path = package / "metaserver/sql/migrate.py"
     text = path.read_text(encoding="utf-8")
-    head, oldest = f'HEAD = "{HEAD}"', f'OLDEST_READER = "{OLDEST_READER}"'
-    assert text.count(head) == text.count(oldest) == 1
-    before = minor_version(-1).removesuffix(".0")
-    text = text.replace(head, f'HEAD = "{MIGRATED}"')
-    path.write_text(text.replace(oldest, f'OLDEST_READER = "{before}"'), encoding="utf-8")
+    head = f'HEAD = "{HEAD}"'
+    assert text.count(head) == 1
+    path.write_text(text.replace(head, f'HEAD = "{MIGRATED}"'), encoding="utf-8")
     migration = package / f"migrations/versions/{MIGRATED}_of_a_test.py"
     migration.write_text(MIGRATION.format(head=HEAD), encoding="utf-8")

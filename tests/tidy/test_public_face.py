@@ -238,7 +238,7 @@ def test_star_import_takes_the_face_and_no_more():
 def test_version_is_written_the_same_everywhere():
     assert keylane.__version__ == PROJECT["project"]["version"] == version("keylane")
     assert keylane.__version__ == VERSION, "what programs tell each other"
-    assert f"## [{keylane.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"\n## {keylane.__version__} (" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_types_are_shipped():

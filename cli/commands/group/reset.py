@@ -92,7 +92,7 @@ async def reset_group(
 
 
 def still_parked_line(reset: GroupReset) -> str:
-    """What stays parked on the partitions that were set; "" if nothing does, or an earlier metaserver does not say it."""
+    """What stays parked on the partitions that were set; "" if nothing does."""
     still = [cursor for cursor in reset.cursors if cursor.parked]
     if not still:
         return ""

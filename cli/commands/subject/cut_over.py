@@ -41,7 +41,7 @@ class CutOver:
     revisions: dict[str, str] = field(default_factory=dict)
     """Consumer group → its revision before the last look at its cursors."""
     subject_id: int = 0
-    """Of the hidden subject that the job has filled; 0: an earlier version's job did not note it."""
+    """Of the hidden subject that the job has filled."""
 
 
 async def cut_over(
@@ -119,8 +119,6 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
         if not cursors:
             return CutOver(starts={}, ends=covered, subject_id=subject_id)
         starts = await asyncio.to_thread(scan)
-        # The publication compares revisions too.  While servers are upgraded it may be asked of a metaserver that does not,
-        # as one of an earlier version: this look then leaves seconds to a change in place of the minutes of a scan.
         now, revisions = await _cursors(admin, subject, before=min(ends))
         if now == cursors:
             return CutOver(starts=starts, ends=covered, revisions=revisions, subject_id=subject_id)

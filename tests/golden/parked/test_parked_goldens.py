@@ -7,21 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from golden.make_protocol_goldens import PAYLOAD
 from golden.parked import make_parked_goldens as goldens
-from keylane.broker.partition.failure_runs import UNKNOWN
 from keylane.broker.partition.parked import Parked
 from keylane.broker.partition.records import CursorBody, ParkedBody, decode_body, encode_body
-from keylane.protocol import frames
 from keylane.protocol.parked import ParkChange, ParkState, decode_key_rows
 from keylane.protocol.record import HEADER_BYTES, Header, read_record
 
 HERE = Path(__file__).parent
 GOLDEN = json.loads((HERE / "parked_v1.json").read_text())
-BEFORE_FAILURES = json.loads((HERE / "parked_v1_before_failures.json").read_text())
-"""Of a version that keeps one failure for all messages without an order."""
-EARLIER = json.loads((HERE / "frames_v1_before_parking.json").read_text())
-"""Frames of a version that parks nothing."""
 
 
 def test_parked_messages_have_their_golden_bytes():
@@ -76,46 +69,8 @@ def test_golden_image_tells_what_a_reset_keeps_for_children():
     assert (parked.children_tell, len(parked)) == (True, 0)
 
 
-@pytest.mark.parametrize("name", ["image", "image with an edit"])
-def test_image_of_a_version_without_failures_is_read(name: str):
-    """All that it said is there; how each message failed is not known."""
-    parked = Parked.of_image(7, bytes.fromhex(BEFORE_FAILURES[name]))
-    assert parked.image().hex() == BEFORE_FAILURES[name]
-    assert parked.get(None).failure == goldens.FAILURE
-    assert [mark for *_, mark in parked.get(None).marked_from((0, 0), 9)] == [UNKNOWN]
-    parked.apply(goldens.Park(None, ((20, 21),), goldens.FAILURE), at_ms=5)
-    told = [(start, mark.since_ms) for _, start, _, mark in parked.get(None).marked_from((0, 0), 9)]
-    assert told == [(7, 0), (20, 5)]
-
-
-def test_records_of_a_version_without_failures_are_read():
-    record = bytes.fromhex(BEFORE_FAILURES["parked"])
-    header = read_record(record)
-    assert isinstance(header, Header)
-    body = decode_body(header, memoryview(record)[HEADER_BYTES:])
-    assert body == ParkedBody("audit", 5, 1_800_000_000_456, goldens.CHANGES[:15])
-
-
 def test_golden_key_rows_read_back():
     assert decode_key_rows(bytes.fromhex(GOLDEN["key rows"])) == goldens.KEY_ROWS
-
-
-@pytest.mark.parametrize(
-    ("name", "header"),
-    [
-        ("Ack", frames.Ack(7, "audit", "0123456789abcdef", 5, ((0, 3), (5, 2**40)))),
-        ("Acquired", frames.Acquired(3, ((5, 9),), 12, False)),
-        ("Batches", frames.Batches(0, 12, 9, True)),
-        ("Acked", frames.Acked(2**40)),
-    ],
-)
-def test_frame_of_a_version_that_parks_nothing_is_read(
-    name: str, header: frames.Request | frames.Answer
-):
-    data = bytes.fromhex(EARLIER[name])
-    decode = frames.decode_request if name == "Ack" else frames.decode_answer
-    number, read, payload = decode(data)
-    assert (number, read, payload) == (number, header, PAYLOAD)
 
 
 def test_cursor_without_failed_tries_has_the_bytes_of_an_earlier_version():

@@ -16,6 +16,7 @@ from keylane import Producer
 from keylane.protocol.control import AcceptFolder, BrokerHeartbeat, Health, RefusedBroker
 from keylane.protocol.errors import DataFolderError, InvalidRequestError, WrongBrokerError
 from keylane.protocol.frames import Append
+from keylane.protocol.membership.versions import VERSION
 from keylane.protocol.verification import Verification
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
@@ -51,6 +52,17 @@ class Copied:
         if self._running is not None:
             self._running.end()
             self._running = None
+
+    def late_report(self, broker_id: str, address: str) -> BrokerHeartbeat:
+        """What the broker on the original folder has said, if it arrives now."""
+        opening = json.loads((self.original / "opening.json").read_text())["opening"]
+        return BrokerHeartbeat(
+            version=VERSION,
+            broker_group="g1",
+            broker_id=broker_id,
+            address=address,
+            opening=opening,
+        )
 
     def registration(self, address: str) -> str:
         """What a broker's health says of its registration."""
@@ -173,7 +185,7 @@ async def test_late_report_of_where_a_broker_was_is_no_second_broker(copied: Cop
     try:
         with urlopen(f"http://{second}/v1/health") as answer:
             broker_id = json.load(answer)["details"]["broker_id"]
-        late = BrokerHeartbeat(broker_group="g1", broker_id=broker_id, address=old)
+        late = copied.late_report(broker_id, old)
         with pytest.raises(DataFolderError, match="is a copy"):
             await MetaClient(network, [copied.cluster.meta]).broker_heartbeat(late)
     finally:
@@ -193,7 +205,7 @@ async def test_late_report_is_no_second_broker_when_another_program_listens_wher
     meta = copied.cluster.meta
     try:
         broker_id = (await BrokerClient(network, second).health()).details["broker_id"]
-        late = BrokerHeartbeat(broker_group="g1", broker_id=broker_id, address=meta)
+        late = copied.late_report(broker_id, meta)
         with pytest.raises(DataFolderError, match="is a copy"):
             await MetaClient(network, [meta]).broker_heartbeat(late)
     finally:
@@ -208,7 +220,9 @@ async def test_second_folder_under_one_name_is_seen(cluster: Cluster) -> None:
     network = HttpNetwork()
     try:
         meta = MetaClient(network, [cluster.meta])
-        stranger = BrokerHeartbeat(broker_group="g1", broker_id="other", address="127.0.0.1:9")
+        stranger = BrokerHeartbeat(
+            version=VERSION, broker_group="g1", broker_id="other", address="127.0.0.1:9"
+        )
         with pytest.raises(DataFolderError, match="another data folder"):
             await meta.broker_heartbeat(stranger)
     finally:

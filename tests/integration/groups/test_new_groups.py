@@ -36,9 +36,8 @@ class JoinedSubject:
         return len(joined.grants.grants)
 
 
-@pytest.fixture(params=["this version", "the version before"])
-async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[JoinedSubject]:
-    """The broker of the version before is told of each partition alone."""
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[JoinedSubject]:
     settings = MetaserverSettings(
         data=tmp_path, port=0, poll_ms=60_000, expire_ms=600_000, broker_ttl_ms=600_000
     )
@@ -47,7 +46,7 @@ async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         stack.push_async_callback(network.close)
         running = await stack.enter_async_context(running_metaserver(settings))
         meta = MetaClient(network, [running.address])
-        broker = HostingBroker("a", of_before=request.param == "the version before")
+        broker = HostingBroker("a")
         await broker.start()
         stack.push_async_callback(broker.stop)
         await broker.report(meta)

@@ -41,6 +41,7 @@ from keylane.protocol.errors import (
     TokenUnknownError,
 )
 from keylane.protocol.http.bodies import encode_json
+from keylane.protocol.membership.versions import VERSION
 from keylane.protocol.operations import Cordon, OperationKind, Reshape
 from keylane.protocol.routing import (
     ConsumeStrategy,
@@ -355,7 +356,9 @@ async def test_creation_is_refused_without_a_broker(
 
 async def test_second_data_folder_of_a_live_group_is_refused(house: MetaAndBroker) -> None:
     """The first one stays."""
-    ask = BrokerHeartbeat(broker_group="left", broker_id="copy", address="127.0.0.1:9")
+    ask = BrokerHeartbeat(
+        version=VERSION, broker_group="left", broker_id="copy", address="127.0.0.1:9"
+    )
     with pytest.raises(BrokerGroupTakenError, match="another data folder"):
         await house.meta.broker_heartbeat(ask)
     url = f"http://{house.address}/v1/brokers/heartbeat"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -31,7 +30,6 @@ from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import AcceptFolder, CreateSubject, Join
 from keylane.protocol.errors import StorageError
 from support.postgres import Postgres, machine_programs, packaged_programs, running_postgres
-from support.releases import ROOT
 from support.sql.told_groups import settle_group
 
 
@@ -115,48 +113,6 @@ async def test_every_migration_can_be_undone(url: str) -> None:
     left, back = await in_transaction(url, down_and_up)
     assert left <= {"alembic_version"}
     assert back == {*metadata.tables, "alembic_version"}
-
-
-async def test_migration_takes_indexes_of_an_operator_when_they_are_whole(url: str) -> None:
-    """The statements are those of docs/OPERATING.md; one that was interrupted is made again."""
-    page = (ROOT / "docs" / "OPERATING.md").read_text()
-    statements = re.findall("CREATE INDEX CONCURRENTLY .*;", page)
-    assert len(statements) == 7
-
-    def indexes(connection: Connection) -> dict[str, tuple[str, bool]]:
-        query = """
-            SELECT relname, pg_get_indexdef(indexrelid), indisvalid
-            FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid WHERE relname LIKE 'ix!_%' ESCAPE '!'
-        """
-        return {name: (made, valid) for name, made, valid in connection.exec_driver_sql(query)}
-
-    def before(connection: Connection) -> None:
-        migrate(connection)
-        command.downgrade(alembic_config(connection), "0029")
-
-    def after(connection: Connection) -> tuple[Any, Any, Any]:
-        connection.exec_driver_sql(
-            "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_heard_partition_id'::regclass"
-        )
-        made = indexes(connection)
-        migrate(connection)
-        taken = indexes(connection)
-        command.downgrade(alembic_config(connection), "0029")
-        migrate(connection)
-        return made, taken, indexes(connection)
-
-    await in_transaction(url, before)
-    engine = create_async_engine(url, isolation_level="AUTOCOMMIT")
-    try:
-        async with engine.connect() as connection:
-            for statement in statements:
-                await connection.exec_driver_sql(statement)
-    finally:
-        await engine.dispose()
-    made, taken, anew = await in_transaction(url, after)
-    assert not made["ix_heard_partition_id"][1]
-    assert taken == anew
-    assert all(valid for _, valid in taken.values())
 
 
 async def test_concurrent_starts_migrate_once(url: str, tmp_path: Path) -> None:

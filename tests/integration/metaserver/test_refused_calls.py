@@ -17,6 +17,7 @@ from keylane.protocol.errors import (
     MessageTooLargeError,
 )
 from keylane.protocol.limits import CONTROL_BYTES_MAX
+from keylane.protocol.membership.versions import VERSION
 from support.brokers.hosting_broker import MetaAndBroker, running_house
 from support.postgres import Postgres
 
@@ -49,7 +50,9 @@ async def test_illegal_name_is_refused_by_every_call(house: MetaAndBroker, name:
         await house.meta.join(Join(subject="s", group=name, session=A))
     with pytest.raises(InvalidNameError):
         await house.meta.broker_heartbeat(
-            BrokerHeartbeat(broker_group=name, broker_id="x", address="127.0.0.1:1")
+            BrokerHeartbeat(
+                version=VERSION, broker_group=name, broker_id="x", address="127.0.0.1:1"
+            )
         )
     if name not in {"", "."}:  # those make other paths
         with pytest.raises(InvalidNameError):
@@ -105,7 +108,7 @@ async def test_broker_heartbeat_is_refused_when_its_address_is_no_host_and_port(
     """A broker that reports anything but host:port is refused."""
     with pytest.raises(InvalidRequestError):
         await house.meta.broker_heartbeat(
-            BrokerHeartbeat(broker_group="right", broker_id="x", address=address)
+            BrokerHeartbeat(version=VERSION, broker_group="right", broker_id="x", address=address)
         )
 
 
@@ -119,7 +122,9 @@ async def test_broker_heartbeat_is_refused_when_its_address_is_not_loopback(
     """No client is sent to another host: the known address stays, for a new name and for a known broker's name."""
     known = (await house.meta.health()).details["brokers"]
     for group, broker_id in (("right", "x"), ("left", house.broker.broker_id)):
-        report = BrokerHeartbeat(broker_group=group, broker_id=broker_id, address=address)
+        report = BrokerHeartbeat(
+            version=VERSION, broker_group=group, broker_id=broker_id, address=address
+        )
         with pytest.raises(BrokerAddressError):
             await house.meta.broker_heartbeat(report)
     after = (await house.meta.health()).details["brokers"]

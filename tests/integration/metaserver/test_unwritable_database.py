@@ -16,6 +16,7 @@ from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
 from keylane.protocol.errors import BrokerGroupTakenError, NotEnoughBrokersError, StorageError
+from keylane.protocol.membership.versions import VERSION
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Program
@@ -80,8 +81,10 @@ async def test_metaserver_stays_ready_when_it_refuses_a_brokers_folder(
 ) -> None:
     """A broker on another folder of a group that is alive is refused; the database was written all the same."""
     settings = MetaserverSettings(data=tmp_path / "meta", port=0)
-    own = BrokerHeartbeat(broker_group="g", broker_id="own", address="127.0.0.1:9")
-    stray = BrokerHeartbeat(broker_group="g", broker_id="stray", address="127.0.0.1:8")
+    own = BrokerHeartbeat(version=VERSION, broker_group="g", broker_id="own", address="127.0.0.1:9")
+    stray = BrokerHeartbeat(
+        version=VERSION, broker_group="g", broker_id="stray", address="127.0.0.1:8"
+    )
     async with running_metaserver(settings) as running, client_of(running.address) as meta:
         assert await becomes(meta, ready=True) == ""
         await meta.broker_heartbeat(own)

@@ -20,6 +20,7 @@ from keylane.protocol.control import (
     PartitionStatusList,
 )
 from keylane.protocol.errors import BrokerReadOnlyError, KeylaneError, PartitionUnknownError
+from keylane.protocol.membership.versions import VERSION
 from keylane.protocol.progress import KnowGroups, TellGroups, ToldGroups
 from keylane.protocol.routing import Partition, PartitionState
 from keylane.rpc.client import MetaClient
@@ -28,14 +29,9 @@ from keylane.rpc.server import ControlRoute, Params, Server
 
 
 class HostingBroker:
-    """
-    Hosts and seals partitions in memory, without messages; `refuse_after` of them it takes no more.
+    """Hosts partitions in memory, without messages; `refuse_after` of them it takes no more."""
 
-    Args:
-        of_before: it does not know the call that tells several partitions of groups, as brokers of a version before.
-    """
-
-    def __init__(self, broker_group: str, broker_id: str = "", *, of_before: bool = False) -> None:
+    def __init__(self, broker_group: str, broker_id: str = "") -> None:
         self.broker_group = broker_group
         self.broker_id = broker_id or f"folder-of-{broker_group}"
         self.hosted: dict[int, Partition] = {}
@@ -56,7 +52,7 @@ class HostingBroker:
                 ControlRoute(endpoints.PARTITION, self._describe),
                 ControlRoute(endpoints.SEAL, self._seal),
                 ControlRoute(endpoints.KNOW_GROUPS, self._know),
-                *([] if of_before else [ControlRoute(endpoints.TELL_GROUPS, self._tell)]),
+                ControlRoute(endpoints.TELL_GROUPS, self._tell),
             ]
         )
 
@@ -73,6 +69,7 @@ class HostingBroker:
     async def report(self, meta: MetaClient, *, writable: bool = True) -> None:
         await meta.broker_heartbeat(
             BrokerHeartbeat(
+                version=VERSION,
                 broker_group=self.broker_group,
                 broker_id=self.broker_id,
                 address=self.address,

@@ -7,7 +7,7 @@ import pytest
 from keylane.broker.partition.park_views import changes_of
 from keylane.broker.partition.parked import Parked
 from keylane.broker.store.set_cursor import set_cursor
-from keylane.protocol.errors import FencedError, InvalidRequestError, ParkMovedError
+from keylane.protocol.errors import FencedError, ParkMovedError
 from keylane.protocol.frames import LeaveParked, TakeParked
 from keylane.protocol.parked import Adopt, AdoptedKey, Park, ParkState
 from keylane.protocol.progress import SetCursor
@@ -45,53 +45,6 @@ async def test_leave_that_is_late_drops_nothing_that_was_parked_behind_a_reset(d
         await left(desk, token=2)
     assert [key.key for key in (await desk.take())[0]] == [b"b"]
     assert await left(desk, token=5) == 0
-
-
-async def test_leave_without_a_token_is_heard(desk: ParkedDesk):
-    """It comes from a consumer of before 1.0."""
-    await desk.change(Park(b"a", ((2, 4),), FAILURE))
-    await desk.ack(1, (0, 40))
-    _, durable = desk.store.seal(1)
-    await durable
-    await desk.take()
-    assert await left(desk, token=0) == 0
-
-
-async def test_leave_without_a_token_drops_nothing_that_was_parked_behind_a_reset(desk: ParkedDesk):
-    """A consumer of an older version has one child; the owner of the other one has taken over what was parked anew."""
-    await desk.change(Park(b"a", ((2, 4),), FAILURE))
-    await desk.ack(1, (0, 40))
-    _, durable = desk.store.seal(1)
-    await durable
-    await desk.take()
-    reset = SetCursor(group="audit", token=3, cursor=0, kept_children=((0, 1024),))
-    await set_cursor(desk.store, desk.store.state.partition(1), reset)
-    await desk.acquired(4)
-    await desk.change(Park(b"a", ((5, 6),), FAILURE), token=4)
-    await desk.ack(4, (0, 40))
-    at = logical_partition(b"a")
-    await desk.take(0, at)
-    assert desk.parked.frozen
-
-    with pytest.raises(InvalidRequestError, match="newer version"):
-        await desk.say(LeaveParked(1, "audit", at, 1024))
-    assert [key.key for key in (await desk.take(at, 1024))[0]] == [b"a"]
-    await desk.say(LeaveParked(1, "audit", 0, at))
-    assert await left(desk, token=5) == 0
-    assert await left(desk, token=0) == 0
-
-
-async def test_adoption_counts_as_of_the_fence_when_the_snapshot_has_no_token_of_it(
-    desk: ParkedDesk,
-):
-    """It is of a broker of before.  What the parent parks behind a later reset has a higher token, and is taken over again."""
-    await desk.change(Adopt(3, (), last=True))
-    await desk.acquired(6)
-    desk.parked.adopted_under = {}
-    assert await desk.store.snapshotter.write()
-    await desk.store.commit.close()
-    answer = await desk.again().acquired(7)
-    assert (answer.adopted, answer.adopted_under) == ((3,), ((3, 6),))
 
 
 def part(key: bytes, *, last: bool) -> Adopt:

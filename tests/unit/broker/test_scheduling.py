@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import Any
 
 import pytest
@@ -25,8 +24,8 @@ from keylane.protocol.errors import (
     SubjectUnknownError,
 )
 from keylane.protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
-from keylane.protocol.http.idempotency import IDEMPOTENCY_KEY, keyed_producer
-from keylane.protocol.http.posted import CONTENT_TYPE, JSON, KEY_HEADER, PostedMessage
+from keylane.protocol.http.idempotency import IDEMPOTENCY_KEY
+from keylane.protocol.http.posted import CONTENT_TYPE, JSON, KEY_HEADER
 from keylane.protocol.limits import MESSAGE_BYTES_MAX
 from keylane.protocol.message import pack_properties
 from keylane.protocol.routing import OrderStrategy, Route
@@ -319,16 +318,6 @@ async def test_same_key_for_two_subjects_keeps_a_message_for_each():
     calls = SchedulingCalls()
     first = await calls.post(b"v", **{IDEMPOTENCY_KEY: "k"})
     assert await calls.post(b"v", subject="t", **{IDEMPOTENCY_KEY: "k"}) != first
-
-
-async def test_repeated_post_is_a_duplicate_of_what_an_earlier_version_keeps():
-    """It derived the ids without the subject, and a sender that lost the answer asks again once the broker is upgraded."""
-    calls = SchedulingCalls()
-    named = f"{keyed_producer('k', [PostedMessage(b'', b'v', b'')])} {NOW_MS + 1} 0"
-    earlier = blake2b(named.encode(), digest_size=16)
-    calls.messages.kept.append(Waits(earlier.digest(), NOW_MS + 1, "s", 17, b"v", b""))
-    assert await calls.post(b"v", **{IDEMPOTENCY_KEY: "k"}) == [earlier.hexdigest()]
-    assert await calls.post(b"v", subject="t", **{IDEMPOTENCY_KEY: "k"}) != [earlier.hexdigest()]
 
 
 async def test_repeated_post_is_a_duplicate_when_its_time_has_passed():

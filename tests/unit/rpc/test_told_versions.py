@@ -144,24 +144,6 @@ async def test_hello_without_a_readable_version_is_refused(server) -> None:
         await socket.close()
 
 
-async def test_server_without_a_version_is_too_old_for_the_client(
-    network, serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A broker from before versions does not know the first frame."""
-
-    def decode_old(data: bytes):
-        decoded = decode_request(data)
-        if isinstance(decoded[1], Hello):
-            raise data_plane.FrameError("unreadable request: Invalid value 24")
-        return decoded
-
-    decode_request = data_plane.decode_request
-    monkeypatch.setattr(data_plane, "decode_request", decode_old)
-    there = await serve()
-    with pytest.raises(ServerTooOldError, match="tells no version: upgrade the server"):
-        await network.open_channel(there.address, timeout_ms=5_000)
-
-
 async def test_server_that_ends_in_the_greeting_can_be_tried_again(network, serve, wire) -> None:
     wire._port = 1  # nothing listens there
     with pytest.raises(NotSentError):

@@ -52,7 +52,7 @@ def acked_messages_need_no_segment(patches: Patches) -> None:
 # ── messages that end their processes ─────────────────────────────────────────────────────────────────
 def no_message_is_suspected(patches: Patches) -> None:
     """A broker tells the next owner of no suspects, however many processes ended."""
-    patches.set(Suspects, "told", lambda _self, _cursor: 0)
+    patches.set(Suspects, "upto", property(lambda _self: 0, lambda _self, _upto: None))
 
 
 def a_restart_of_the_owner_clears_suspects(patches: Patches) -> None:

@@ -28,9 +28,7 @@ def test_older_news_count_when_nothing_newer_was_told_for_long() -> None:
     assert newest.take(NEW, OLDER_AFTER_MS + 2)
 
 
-def test_news_count_when_they_are_of_another_cluster_or_say_no_version() -> None:
+def test_news_count_when_they_are_of_another_cluster() -> None:
     newest = NewestNews()
     newest.take(NEW, 0)
     assert newest.take(replace(OLD, cluster="d"), 1)
-    newest.take(NEW, 2)
-    assert newest.take(replace(NEW, version=0), 3)

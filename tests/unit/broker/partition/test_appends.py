@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 
 from keylane.broker.partition.appends import (
-    CRC_UNKNOWN,
     REMEMBERED_BATCHES,
     Duplicate,
     ProducerState,
@@ -84,17 +83,6 @@ def test_batch_older_than_all_remembered_is_refused():
     assert decide_append(state, header(2)) == Duplicate(102)
     with pytest.raises(SequenceReusedError):
         decide_append(state, header(0))
-
-
-def test_batch_of_unknown_checksum_is_known_by_its_count():
-    """States written before checksums were kept go on to recognise what was under way."""
-    state = stored((0, 2))
-    (batch,) = state.latest
-    state = replace(state, latest=(replace(batch, body_crc=CRC_UNKNOWN),))
-
-    assert decide_append(state, header(0)) == Duplicate(100)
-    with pytest.raises(SequenceReusedError):
-        decide_append(state, header(0, 1))
 
 
 def test_epoch_used_twice_stores_nothing_more():

@@ -17,7 +17,6 @@ from keylane.broker.partition.park_views import (
     parked_offsets,
 )
 from keylane.broker.partition.parked import Parked
-from keylane.broker.partition.parked_key import ParkedKey
 from keylane.protocol.errors import ParkedMessageUnknownError
 from keylane.protocol.offsets import AckedOffsets
 from keylane.protocol.parked import (
@@ -91,13 +90,9 @@ def test_loose_messages_leave_no_key_behind(key: bytes | None):
 
 @pytest.mark.parametrize("key", [b"", None, 1, -1])
 def test_loose_key_without_messages_is_not_made(key: bytes | int | None):
-    """Records and images of earlier versions have some."""
     empty = AdoptedKey(key, ParkState.PARKED, 1, FAILURE, ())
     parked = parked_of(Park(key, (), FAILURE), Adopt(3, (empty,), last=True))
     assert (len(parked), parked.adopted) == (0, {3})
-    parked._keys[key] = ParkedKey(1)
-    again = Parked.of_image(7, parked.image())
-    assert (len(again), again.adopted) == (0, {3})
 
 
 def test_messages_of_an_ancestor_come_before_the_own():

@@ -23,7 +23,7 @@ def full(partition_id: int = 9) -> HostedPartition:
     partition.appended_at_ms = 1_700_000_000_000
     partition.sealed = partition.ended = True
     for number in (8, 3):
-        latest = (StoredBatch(0, 4, 10), StoredBatch(4, 5, 14))
+        latest = (StoredBatch(0, 4, 10, 1), StoredBatch(4, 5, 14, 2))
         partition.producers[number] = ProducerState(2, 9, latest)
     partition.apply_fence(FenceBody("audit", 6, "a" * 32))
     partition.groups["audit"].durable_fence = 6

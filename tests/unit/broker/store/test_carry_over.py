@@ -162,7 +162,7 @@ def test_every_record_of_the_largest_partition_fits():
     for number in range(LOST_MAX):
         start = MAX_I64 - 4 * number
         partition.lose(start - 2, start, position=MAX_I64)
-    stored = StoredBatch(MAX_I64, 1 << 16, MAX_I64)
+    stored = StoredBatch(MAX_I64, 1 << 16, MAX_I64, MAX_I64)
     for number in range(PRODUCERS_PER_PARTITION_MAX):
         state = ProducerState((1 << 32) - 1, MAX_I64, (stored,) * REMEMBERED_BATCHES)
         partition.producers[MAX_I64 - number] = state

@@ -90,7 +90,7 @@ async def test_failure_is_told_to_who_takes_it(waits, broker):
 
 
 async def test_next_read_is_not_due_before_a_pause_when_a_broker_does_not_wait(waits, broker):
-    """A broker of an earlier version answers at once, without messages."""
+    """A broker that is stopping answers at once, without messages."""
     began = asyncio.get_running_loop().time()
     broker.asked[1].set_result(b"")
     await waits.wait(None)

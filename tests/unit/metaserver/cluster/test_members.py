@@ -37,51 +37,51 @@ def rows() -> Rows:
 
 
 def test_cluster_is_raised_once_the_last_member_has_the_new_version(rows: Rows) -> None:
-    metaserver(rows, "m1", "0.1.0")
-    metaserver(rows, "m2", "0.1.0")
-    broker(rows, "g1", "0.1.0")
-    assert metaserver(rows, "m1", "0.2.0").version == Version(0, 1)
-    broker(rows, "g1", "0.2.1")
-    assert metaserver(rows, "m1", "0.2.0").version == Version(0, 1)
-    state = metaserver(rows, "m2", "0.2.0")
-    assert state.version == Version(0, 2)
+    metaserver(rows, "m1", "0.2.0")
+    metaserver(rows, "m2", "0.2.0")
+    broker(rows, "g1", "0.2.0")
+    assert metaserver(rows, "m1", "0.3.0").version == Version(0, 2)
+    broker(rows, "g1", "0.3.1")
+    assert metaserver(rows, "m1", "0.3.0").version == Version(0, 2)
+    state = metaserver(rows, "m2", "0.3.0")
+    assert state.version == Version(0, 3)
     assert state.members == [
-        MemberVersion("broker group g1", "0.2.1"),
-        MemberVersion("metaserver m1:1", "0.2.0"),
-        MemberVersion("metaserver m2:1", "0.2.0"),
+        MemberVersion("broker group g1", "0.3.1"),
+        MemberVersion("metaserver m1:1", "0.3.0"),
+        MemberVersion("metaserver m2:1", "0.3.0"),
     ]
-    assert rows.run(read_cluster).version == Version(0, 2)
+    assert rows.run(read_cluster).version == Version(0, 3)
 
 
 def test_silent_broker_with_partitions_holds_the_cluster_back(rows: Rows) -> None:
     """It may come back; one that has none may not matter any more."""
-    broker(rows, "g1", "0.1.0", hosted=3)
-    broker(rows, "g2", "0.1.0")
-    rows.clock.advance(2 * TTL_MS)
-    state = metaserver(rows, "m", "0.2.0")
-    assert (state.version, state.members[0].name) == (Version(0, 1), "broker group g1")
-    assert len(state.members) == 2
     broker(rows, "g1", "0.2.0", hosted=3)
-    assert metaserver(rows, "m", "0.2.0").version == Version(0, 2)
+    broker(rows, "g2", "0.2.0")
+    rows.clock.advance(2 * TTL_MS)
+    state = metaserver(rows, "m", "0.3.0")
+    assert (state.version, state.members[0].name) == (Version(0, 2), "broker group g1")
+    assert len(state.members) == 2
+    broker(rows, "g1", "0.3.0", hosted=3)
+    assert metaserver(rows, "m", "0.3.0").version == Version(0, 3)
 
 
 def test_metaserver_that_left_or_was_killed_holds_nothing_back(rows: Rows) -> None:
-    metaserver(rows, "old", "0.1.0")
-    metaserver(rows, "killed", "0.1.0")
+    metaserver(rows, "old", "0.2.0")
+    metaserver(rows, "killed", "0.2.0")
     rows.run(leave, holder="old")
-    assert metaserver(rows, "new", "0.2.0").version == Version(0, 1)
+    assert metaserver(rows, "new", "0.3.0").version == Version(0, 2)
     rows.clock.advance(TTL_MS)
-    assert metaserver(rows, "new", "0.2.0").version == Version(0, 2)
+    assert metaserver(rows, "new", "0.3.0").version == Version(0, 3)
 
 
 def test_cluster_does_not_fall_when_an_older_member_comes(rows: Rows) -> None:
-    metaserver(rows, "m1", "0.3.0")
-    assert metaserver(rows, "m2", "0.2.0").version == Version(0, 3)
+    metaserver(rows, "m1", "0.4.0")
+    assert metaserver(rows, "m2", "0.3.0").version == Version(0, 4)
 
 
 def test_metaservers_that_have_ended_are_forgotten(rows: Rows) -> None:
     """By the next one that beats."""
-    metaserver(rows, "killed", "0.1.0")
+    metaserver(rows, "killed", "0.2.0")
     rows.clock.advance(TTL_MS)
-    metaserver(rows, "m", "0.1.0")
+    metaserver(rows, "m", "0.2.0")
     assert rows.run(lambda c: c.execute(sa.select(metaservers.c.holder)).scalars().all()) == ["m"]

@@ -62,12 +62,12 @@ def test_program_that_the_cluster_does_not_allow_changes_nothing(engine, program
     assert content(engine) == before
 
 
-def test_database_from_before_versions_is_of_the_first_one(engine) -> None:
+def test_database_that_says_no_version_is_of_the_first_release(engine) -> None:
     with engine.begin() as connection:
         migrate(connection)
     with pytest.raises(UpgradeSkippedError):
-        opened(engine, "0.3.0")
-    assert opened(engine, "0.2.0").version == Version(0, 1)
+        opened(engine, "0.4.0")
+    assert opened(engine, "0.3.0").version == Version(0, 2)
 
 
 def test_version_is_written_down(engine) -> None:

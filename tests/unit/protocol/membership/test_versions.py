@@ -14,6 +14,7 @@ from keylane.protocol.errors import (
     UpgradeSkippedError,
 )
 from keylane.protocol.membership.versions import (
+    FIRST_RELEASE,
     OWN,
     VERSION,
     MemberVersion,
@@ -44,12 +45,16 @@ def test_version_is_refused_when_it_is_none(text: str) -> None:
 
 @given(client=minors, server=minors)
 def test_client_and_server_agree_on_who_is_too_old(client: int, server: int) -> None:
-    """Both sides decide the same, one minor version apart works both ways, and the older one is to be upgraded."""
+    """
+    Both sides decide the same: one minor version apart works, and the older one is to be upgraded.
+
+    0.2 is the first release, so it does not work with 0.1.
+    """
     told = f"0.{client}.3", f"0.{server}.0"
     expected = None
-    if server - client > 1:
+    if server - client > (1 if client >= 2 else 0):
         expected = ClientTooOldError
-    elif client - server > 1:
+    elif client - server > (1 if server >= 2 else 0):
         expected = ServerTooOldError
     for check in (lambda: check_client(*told), lambda: check_server(told[1], told[0])):
         if expected is None:
@@ -60,6 +65,15 @@ def test_client_and_server_agree_on_who_is_too_old(client: int, server: int) -> 
         ) as caught:
             check()
         assert (caught.value.client, caught.value.server) == told
+
+
+def test_client_and_server_of_before_the_first_release_are_refused() -> None:
+    with pytest.raises(ClientTooOldError, match=r"client is keylane .* upgrade the client"):
+        check_client("0.1.0", "0.2.0")
+    with pytest.raises(ServerTooOldError, match=r"server 0.* upgrade the server"):
+        check_server("0.1.0", "0.2.0")
+    with pytest.raises(MemberTooOldError, match=r"broker g1 is keylane 0\.1"):
+        check_member("0.1.0", FIRST_RELEASE, "broker g1")
 
 
 def test_client_of_another_major_version_is_refused() -> None:

@@ -1,1 +1,0 @@
-"""The first ten steps of the schema."""

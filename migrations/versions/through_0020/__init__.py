@@ -1,1 +1,0 @@
-"""The second ten steps of the schema, as far as there are such."""
