@@ -14,6 +14,7 @@ from ..protocol.operations import OperationState
 from ..rpc.operating.histogram import Histogram
 from ..rpc.operating.metrics import Labels, gauge, histogram, labelled, largest
 from .cluster.brokers import broker_views
+from .cluster.lost_database import database_lost
 from .sql.database import Database
 from .sql.dialect import now_ms
 from .sql.schema import brokers, groups, leases, operations, sessions, subjects
@@ -38,6 +39,8 @@ class _Cluster(NamedTuple):
     """Leases of live sessions."""
     operations: int
     """Operations under way."""
+    behind: bool
+    """Whether the database lacks what brokers have."""
     waiting: int
     """Operations that cannot go on, with the reason in `keylane subject operations`."""
 
@@ -72,6 +75,11 @@ def _families(cluster: _Cluster) -> Iterable[Metric]:
         largest(cluster.brokers),
     )
     yield gauge("keylane_metaserver_cordoned_brokers", "Cordoned broker groups.", cluster.cordoned)
+    yield gauge(
+        "keylane_metaserver_database_behind",
+        "1 while the database lacks partitions or changes that brokers have: it went back, or is empty.",
+        cluster.behind,
+    )
     yield gauge("keylane_metaserver_subjects", "Subjects.", cluster.subjects)
     yield gauge("keylane_metaserver_groups", "Consumer groups.", cluster.groups)
     yield labelled(
@@ -112,6 +120,7 @@ def _read(connection: Connection) -> _Cluster:
         },
         leases=_count(connection, leases.join(sessions, held)),
         operations=_count(connection, operations, under_way),
+        behind=database_lost(connection) is not None,
         waiting=_count(connection, operations, sa.and_(under_way, operations.c.problem != "")),
     )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from msgspec import to_builtins
 
@@ -14,7 +14,7 @@ from ..protocol import endpoints
 from ..protocol.control import Health
 from ..protocol.errors import StorageError
 from ..rpc.network import Network
-from ..rpc.server import ControlRoute, document_route
+from ..rpc.server import ControlRoute, Params, document_route
 from .access.off import AccessOff
 from .attendant import Attendant
 from .calls import control_routes
@@ -34,6 +34,7 @@ from .retention.past_expirer import PastExpirer
 from .settings import MetaserverSettings
 from .sql.database import Database
 from .starts.service import StartService
+from .verify.agreement import AgreementWatch
 from .verify.service import VerifyService
 
 if TYPE_CHECKING:
@@ -50,6 +51,15 @@ class HealthyDatabase(Database, Protocol):
 
     async def problem(self) -> str:
         """Return why it cannot be written now, "" if it can."""
+        ...
+
+
+@runtime_checkable
+class OnNewConnection(Protocol):
+    """A database that tells of new connections: they may lead to another server, which lacks commits."""
+
+    def on_new_connection(self, call: Callable[[], None]) -> None:
+        """Have `call` called at each new connection."""
         ...
 
 
@@ -91,7 +101,10 @@ def services_of(
     """
     driver = f"{rng.getrandbits(128):032x}"
     news = None if access is None else access.news
-    catalogue = Catalogue(database, network, settings, news=news, member=member)
+    agreement = AgreementWatch(database, network)
+    catalogue = Catalogue(
+        database, network, settings, news=news, member=member, doubt=agreement.doubt
+    )
     announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
     expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
     starts = StartService(database, network, announce=announcer.announce, after_step=after_step)
@@ -115,6 +128,7 @@ def services_of(
         duties=[each.run_once for each in (expirer, group_expirer, hidden, past)],
         removals=removals,
         quick_duties=(announcer.run_once, starts.resume, resets.resume),
+        beside=(agreement.run,),
     )  # fmt: skip
     verify, rights = VerifyService(database, network), access or AccessOff()
     routes = control_routes(
@@ -122,13 +136,36 @@ def services_of(
         removals=removals, starts=starts, publications=publications,
     )  # fmt: skip
     routes += rights.routes()
+    if isinstance(database, OnNewConnection):
+        database.on_new_connection(agreement.doubt)
     return Services(
         catalogue=catalogue,
         groups=groups,
         operations=operations,
         attendant=attendant,
-        routes=[*routes, document_route(endpoints.METASERVER, "metaserver")],
+        routes=[
+            *(_behind_comparison(route, agreement) for route in routes),
+            document_route(endpoints.METASERVER, "metaserver"),
+        ],
     )
+
+
+def _behind_comparison(route: ControlRoute, agreement: AgreementWatch) -> ControlRoute:
+    """A route that creates what brokers get waits for the comparison of a start, or of a new connection."""
+    if route.endpoint not in _CREATING:
+        return route
+
+    async def wait_first(body: Any, params: Params) -> object:
+        await agreement.settled()
+        return await route.handler(body, params)
+
+    return replace(route, handler=wait_first)
+
+
+_CREATING = (
+    endpoints.CREATE_SUBJECT, endpoints.AUTO_CREATE, endpoints.DELETE_SUBJECT, endpoints.RESHAPE,
+    endpoints.SET_SUBJECT, endpoints.HIDE_SUBJECT, endpoints.PUBLISH_SUBJECT, endpoints.CREATE_GROUP,
+)  # fmt: skip
 
 
 async def _health(
@@ -155,5 +192,6 @@ async def _health(
     if member is not None:
         reason = reason or member.problem
     if lost is not None:
-        reason = reason or f"{lost.message}; {lost.hint}"
+        reason = f"{lost.message}; {lost.hint}"
+        details["advice"] = lost.hint
     return Health(program="metaserver", ready=not reason, reason=reason, details=details)

@@ -114,6 +114,10 @@ class PostgresDatabase:
         self._restarting = asyncio.Lock()
         self._restarts = 0
 
+    def on_new_connection(self, call: Callable[[], None]) -> None:
+        """Have `call` called at each new connection, before it is used: another server may answer on it."""
+        sa.event.listen(self._engine.sync_engine, "connect", lambda *_connection: call())
+
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:

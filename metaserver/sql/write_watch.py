@@ -47,6 +47,11 @@ class WatchedDatabase:
         """Sqlite or postgresql."""
         return self._database.name
 
+    def on_new_connection(self, call: Callable[[], None]) -> None:
+        """Have `call` called at each new connection to a server; SQLite has none."""
+        if not isinstance(self._database, SqliteDatabase):
+            self._database.on_new_connection(call)
+
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
