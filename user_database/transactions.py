@@ -13,7 +13,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from ..protocol.errors import ConfigError, KeylaneError, StorageError
-from ..protocol.text import UNREADABLE_URL
+from ..protocol.text import UNREADABLE_URL, url_problem
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -105,6 +105,8 @@ def _run(engine: Engine, work: Callable[[Connection], T]) -> T:
 
 
 def _engine(url: URL | str) -> AsyncEngine | Engine:
+    if isinstance(url, str) and (unescaped := url_problem(url)):
+        raise ConfigError(f"the URL of the database cannot be read: {unescaped}")
     try:
         parsed = make_url(url)
         if parsed.get_dialect().is_async:
