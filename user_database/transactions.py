@@ -105,10 +105,10 @@ def _run(engine: Engine, work: Callable[[Connection], T]) -> T:
 
 
 def _engine(url: URL | str) -> AsyncEngine | Engine:
-    if isinstance(url, str) and (unescaped := url_problem(url)):
-        raise ConfigError(f"the URL of the database cannot be read: {unescaped}")
     try:
         parsed = make_url(url)
+        if isinstance(url, str) and (unescaped := url_problem(url)):
+            raise ConfigError(f"the URL of the database cannot be read: {unescaped}")
         if parsed.get_dialect().is_async:
             return create_async_engine(parsed)
         return create_engine(parsed)

@@ -25,7 +25,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 CONNECTIONS = 8
 WRITES_AT_ONCE_MAX = CONNECTIONS - 3
-"""The other connections are left to heartbeats and reads: joins may come by the hundred."""
+"""The other connections are left to reads and to what heartbeats report: joins may come by the hundred."""
+RENEWING_CONNECTIONS = 2
+"""Of renewals alone: nothing else that waits for the database, or for a row of it, keeps a session from its renewal."""
 IDLE_MS = 5_000
 """PostgreSQL ends a transaction of a metaserver that is idle for this long, and frees its locks."""
 _SETTINGS = {
@@ -85,6 +87,20 @@ def _give_up(context: ExceptionContext) -> None:
         context.is_disconnect = True
 
 
+def _pooled(url: URL, connections: int) -> AsyncEngine:
+    """An engine with so many connections, which are kept."""
+    engine = _engine_of(
+        url,
+        settings=_SETTINGS,
+        arguments={"command_timeout": ANSWER_S},
+        pool_size=connections,
+        max_overflow=0,
+        pool_pre_ping=True,
+    )
+    sa.event.listen(engine.sync_engine, "handle_error", _give_up)
+    return engine
+
+
 class PostgresDatabase:
     """
     PostgreSQL: every work has a connection of its own.  See `Database` for the contract.
@@ -97,15 +113,8 @@ class PostgresDatabase:
 
     def __init__(self, url: URL, clock: Clock, *, broker_ttl_ms: int) -> None:
         self._url = url
-        self._engine = _engine_of(
-            url,
-            settings=_SETTINGS,
-            arguments={"command_timeout": ANSWER_S},
-            pool_size=CONNECTIONS,
-            max_overflow=0,
-            pool_pre_ping=True,
-        )
-        sa.event.listen(self._engine.sync_engine, "handle_error", _give_up)
+        self._engine = _pooled(url, CONNECTIONS)
+        self._renewing = _pooled(url, RENEWING_CONNECTIONS)
         self._transactions = TransactionRunner()
         self._writes = asyncio.Semaphore(WRITES_AT_ONCE_MAX)
         self._boot_ms = clock.boot_ms
@@ -116,7 +125,8 @@ class PostgresDatabase:
 
     def on_new_connection(self, call: Callable[[], None]) -> None:
         """Have `call` called at each new connection, before it is used: another server may answer on it."""
-        sa.event.listen(self._engine.sync_engine, "connect", lambda *_connection: call())
+        for engine in (self._engine, self._renewing):
+            sa.event.listen(engine.sync_engine, "connect", lambda *_connection: call())
 
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -129,12 +139,30 @@ class PostgresDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.write_first`."""
+        return await self._write_on(self._engine, work, *args, **kwargs)
 
+    async def renew(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """
+        See `Database.renew`; work that may wait for a row is for `write_first`.
+
+        Durable here: the clock of a crashed server advances until its restart, so a lost renewal would end the session.
+        """
+        return await self._write_on(self._renewing, work, *args, **kwargs)
+
+    async def _write_on(
+        self,
+        engine: AsyncEngine,
+        work: Callable[Concatenate[Connection, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
         def in_time(connection: Connection) -> T:
             self._check_clock(connection)
             return self._with_check(connection, work, *args, **kwargs)
 
-        return await self._run(in_time)
+        return await self._run(engine, in_time)
 
     async def write_long(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -148,9 +176,6 @@ class PostgresDatabase:
         finally:
             await engine.dispose()
 
-    renew = write_first
-    """Durable here: the clock of a crashed server advances until its restart, so a lost renewal would end the session."""
-
     async def read(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
@@ -159,13 +184,15 @@ class PostgresDatabase:
         def in_time(connection: Connection) -> T:  # its first statement may be `begin_snapshot`
             return self._with_check(connection, work, *args, **kwargs)
 
-        return await self._run(in_time)
+        return await self._run(self._engine, in_time, reads=True)
 
-    async def _run(self, work: Callable[[Connection], T]) -> T:
+    async def _run(
+        self, engine: AsyncEngine, work: Callable[[Connection], T], *, reads: bool = False
+    ) -> T:
         while True:
             before = self._restarts
             try:
-                return await self._transactions.run(self._engine, work)
+                return await self._transactions.run(engine, work, reads=reads)
             except _JumpedError as jumped:
                 await self._restart_once(before, jumped.by_ms)
 
@@ -204,3 +231,4 @@ class PostgresDatabase:
         """Close every connection, after the transactions that run."""
         await self._transactions.close()
         await self._engine.dispose()
+        await self._renewing.dispose()
