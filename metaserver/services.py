@@ -5,14 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from msgspec import to_builtins
-
 from ..protocol import endpoints
-from ..protocol.control import Health
-from ..protocol.errors import StorageError
 from ..rpc.network import Network
 from ..rpc.server import ControlRoute, Params, document_route
 from .access.off import AccessOff
@@ -20,7 +15,8 @@ from .attendant import Attendant
 from .calls import control_routes
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
-from .membership import ClusterMember, cluster_view
+from .health import HealthyDatabase, MetaserverHealth
+from .membership import ClusterMember
 from .operations.driver import OperationDriver
 from .publications.service import PublicationService
 from .removals.service import RemovalService
@@ -32,26 +28,12 @@ from .retention.group_expirer import GroupExpirer
 from .retention.hidden_expirer import HiddenExpirer
 from .retention.past_expirer import PastExpirer
 from .settings import MetaserverSettings
-from .sql.database import Database
 from .starts.service import StartService
 from .verify.agreement import AgreementWatch
 from .verify.service import VerifyService
 
 if TYPE_CHECKING:
     from .access.service import AccessService
-
-
-class HealthyDatabase(Database, Protocol):
-    """A database that says whether it can be written."""
-
-    @property
-    def name(self) -> str:
-        """The kind of the database."""
-        ...
-
-    async def problem(self) -> str:
-        """Return why it cannot be written now, "" if it can."""
-        ...
 
 
 @runtime_checkable
@@ -71,6 +53,7 @@ class Services:
     groups: GroupService
     operations: OperationDriver
     attendant: Attendant
+    health: MetaserverHealth
     routes: list[ControlRoute]
 
     def close(self) -> None:
@@ -130,9 +113,10 @@ def services_of(
         quick_duties=(announcer.run_once, starts.resume, resets.resume),
         beside=(agreement.run,),
     )  # fmt: skip
+    health = MetaserverHealth(database, catalogue, member)
     verify, rights = VerifyService(database, network), access or AccessOff()
     routes = control_routes(
-        catalogue, groups, partial(_health, database, catalogue, member), operations, verify, resets,
+        catalogue, groups, health.now, operations, verify, resets,
         removals=removals, starts=starts, publications=publications,
     )  # fmt: skip
     routes += rights.routes()
@@ -143,6 +127,7 @@ def services_of(
         groups=groups,
         operations=operations,
         attendant=attendant,
+        health=health,
         routes=[
             *(_behind_comparison(route, agreement) for route in routes),
             document_route(endpoints.METASERVER, "metaserver"),
@@ -166,32 +151,3 @@ _CREATING = (
     endpoints.CREATE_SUBJECT, endpoints.AUTO_CREATE, endpoints.DELETE_SUBJECT, endpoints.RESHAPE,
     endpoints.SET_SUBJECT, endpoints.HIDE_SUBJECT, endpoints.PUBLISH_SUBJECT, endpoints.CREATE_GROUP,
 )  # fmt: skip
-
-
-async def _health(
-    database: HealthyDatabase, catalogue: Catalogue, member: ClusterMember | None
-) -> Health:
-    problem = await database.problem()
-    cluster = None
-    try:
-        if member is not None:
-            cluster = await member.state()
-        brokers = await catalogue.brokers()
-        refused = await catalogue.refused()
-        lost = await catalogue.lost()
-    except StorageError as error:
-        return Health(program="metaserver", ready=False, reason=error.message)
-    details = {
-        "database": database.name,
-        "brokers": to_builtins(brokers),
-        "refused": to_builtins(refused),
-    }
-    if cluster is not None:
-        details["cluster"] = to_builtins(cluster_view(cluster))
-    reason = f"the database cannot be written: {problem}" if problem else ""
-    if member is not None:
-        reason = reason or member.problem
-    if lost is not None:
-        reason = f"{lost.message}; {lost.hint}"
-        details["advice"] = lost.hint
-    return Health(program="metaserver", ready=not reason, reason=reason, details=details)

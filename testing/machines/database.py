@@ -135,3 +135,7 @@ class MemoryDatabase:
     async def problem(self) -> str:
         """Why it cannot be written: it always can."""
         return ""
+
+    def silence(self) -> str:
+        """For how long it has not answered: it always does."""
+        return ""
