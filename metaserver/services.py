@@ -129,14 +129,15 @@ def services_of(
         attendant=attendant,
         health=health,
         routes=[
-            *(_behind_comparison(route, agreement) for route in routes),
+            *(_over_database(route, agreement) for route in routes),
             document_route(endpoints.METASERVER, "metaserver"),
         ],
     )
 
 
-def _behind_comparison(route: ControlRoute, agreement: AgreementWatch) -> ControlRoute:
-    """A route that creates what brokers get waits for the comparison of a start, or of a new connection."""
+def _over_database(route: ControlRoute, agreement: AgreementWatch) -> ControlRoute:
+    """A route over the database; if it creates what brokers get, it waits for the comparison of a start or a new connection."""
+    route = replace(route, to_database=True)
     if route.endpoint not in _CREATING:
         return route
 

@@ -345,7 +345,9 @@ class _ControlCall:
             body: Any = None
             if route.endpoint.request is not None:
                 body = msgspec.json.decode(self._packed, type=route.endpoint.request)
-            result = await route.handler(body, self._query | params)
+            params = self._query | params
+            route.check(self._packed, params)
+            result = await route.handler(body, params)
             status, data = 200, encode_json(result)
         except msgspec.MsgspecError as error:
             status, data = 400, encode_json(ErrorBody.of(InvalidRequestError(str(error))))

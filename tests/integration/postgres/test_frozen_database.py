@@ -1,4 +1,4 @@
-"""A database that is stopped in the middle: probes and scrapes are answered from memory, with the age of what they say."""
+"""A database that is stopped, or has gone: probes and scrapes are answered from memory, with the age of what they say."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import aiohttp
+import msgspec
 import pytest
 
 from integration.hosts.test_operating import get, samples_of
+from keylane.protocol.control import ErrorBody
+from keylane.protocol.errors import Fate, StorageError
 from support.cluster import Cluster, eventually
 from support.postgres import Postgres, running_postgres
 
@@ -71,3 +75,39 @@ async def test_probes_and_scrapes_are_answered_when_the_database_is_frozen(tmp_p
                 assert samples[AGE] > 1
         await eventually(lambda: get(cluster.meta, "/health/ready")[0] == 200)
         await eventually(lambda: samples_of(cluster.meta)[AGE] == 0)
+
+
+@pytest.mark.crash
+async def test_call_is_refused_for_now_when_the_database_is_away(tmp_path: Path) -> None:
+    """Each of them with 503, nothing done and advice."""
+    with (
+        running_postgres() as server,
+        Cluster(tmp_path, 1, meta_settings=f'database_url = "{server.url()}"') as cluster,
+    ):
+        await cluster.create("orders", partitions=2)
+        first = int((server._folder / "data" / "postmaster.pid").read_text().split()[0])
+        os.kill(first, signal.SIGINT)
+        await eventually(lambda: not (server._folder / "data" / "postmaster.pid").exists())
+        calls = [
+            ("GET", "/v1/subjects", None),
+            ("GET", "/v1/subjects/orders/route", None),
+            ("GET", "/v1/verify", None),
+            ("POST", "/v1/subjects", {"subject": "new"}),
+            (
+                "POST",
+                "/v1/consumers/join",
+                {"subject": "orders", "group": "g", "session": "a" * 16},
+            ),
+            ("POST", "/v1/consumers/heartbeat", {"session": "a" * 16}),
+            ("POST", "/v1/consumers/leave", {"session": "a" * 16}),
+            ("POST", "/v1/subjects/orders/settings", {"retention": "time"}),
+            ("POST", "/v1/brokers/g1/cordon", {"cordoned": True}),
+        ]
+        async with aiohttp.ClientSession() as session:
+            for method, path, body in calls:
+                url = f"http://{cluster.meta}{path}"
+                async with session.request(method, url, json=body) as answer:
+                    error = msgspec.json.decode(await answer.read(), type=ErrorBody).error()
+                assert (answer.status, error.fate) == (503, Fate.NOT_DONE), (path, error)
+                assert isinstance(error, StorageError)
+                assert error.hint
