@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import urlencode
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, ExceptionContext
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from ...protocol.clock import Clock
-from ...protocol.errors import KeylaneError
+from ...protocol.errors import ConfigError, KeylaneError
 from .clock_restart import restart_times
 from .clock_watch import ClockReading, ClockWatch
 from .dialect import now_ms
-from .transactions import READ_ONLY, TransactionRunner
+from .transactions import READ_ONLY, TransactionRunner, storage_error
 
 log = logging.getLogger("keylane.metaserver")
 P = ParamSpec("P")
@@ -101,6 +102,39 @@ def _pooled(url: URL, connections: int) -> AsyncEngine:
     return engine
 
 
+SHOWS = 3
+"""How often each of two connections says which process of the server it has."""
+_shown = sa.text(
+    "SELECT pg_backend_pid() AS process, current_setting('idle_in_transaction_session_timeout') AS idle"
+)
+POOLED_STATES = frozenset({"26000", "42P05"})
+"""Of errors of prepared statements that are of another session: unknown here, or there already."""
+POOLED = (
+    "a pooler as PgBouncer stands before the database, and does not give each connection a session and settings of its own: "
+    "let database_url lead to PostgreSQL itself, or set there pool_mode = session and "
+    f"ignore_startup_parameters = {','.join(_SETTINGS_LONG)}"
+)
+POOLERS_SAY = ("unsupported startup parameter", "statement pooling mode")
+"""Parts of what PgBouncer answers to settings that a connection begins with, and to transactions."""
+DROPPED = (
+    "a pooler before the database drops the settings that a connection begins with, so a metaserver that is stopped may "
+    "hold rows for long: ALTER ROLE … SET idle_in_transaction_session_timeout = 5000, or let database_url lead to "
+    "PostgreSQL itself"
+)
+
+
+def shares_sessions(shown: Sequence[tuple[int, int]]) -> bool:
+    """
+    Whether connections have no sessions of their own.
+
+    Args:
+        shown: (connection, process of the server) of one transaction after the other.
+    """
+    pairs = set(shown)
+    connections, processes = ({pair[side] for pair in pairs} for side in (0, 1))
+    return not len(pairs) == len(connections) == len(processes)
+
+
 class PostgresDatabase:
     """
     PostgreSQL: every work has a connection of its own.  See `Database` for the contract.
@@ -127,6 +161,36 @@ class PostgresDatabase:
         """Have `call` called at each new connection, before it is used: another server may answer on it."""
         for engine in (self._engine, self._renewing):
             sa.event.listen(engine.sync_engine, "connect", lambda *_connection: call())
+
+    async def check_sessions(self) -> None:
+        """
+        Check that connections keep what they set and prepare.
+
+        Raises:
+            ConfigError: a pooler shares sessions between them.
+            StorageError
+        """
+        shown: list[tuple[int, int]] = []
+        dropped = False
+        try:
+            async with self._engine.connect() as one, self._engine.connect() as two:
+                for _ in range(SHOWS):
+                    for number, connection in enumerate((one, two)):
+                        row = (await connection.execute(_shown)).one()
+                        await connection.rollback()
+                        shown.append((number, row.process))
+                        dropped |= row.idle == "0"
+        except DBAPIError as error:
+            known = getattr(error.orig, "sqlstate", None) in POOLED_STATES
+            if known or any(said in str(error.orig) for said in POOLERS_SAY):
+                raise ConfigError(f"cannot use database_url: {POOLED}") from error
+            raise storage_error(error, self._url) from error
+        except (SQLAlchemyError, OSError) as error:
+            raise storage_error(error, self._url) from error
+        if shares_sessions(shown):
+            raise ConfigError(f"cannot use database_url: {POOLED}")
+        if dropped:
+            log.warning("%s", DROPPED)
 
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
