@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from msgspec import to_builtins
@@ -15,7 +16,7 @@ from .sql.database import Database
 
 
 class HealthyDatabase(Database, Protocol):
-    """A database that says whether it can be written."""
+    """A database that says whether it can be written and answers, and when it may be another one."""
 
     @property
     def name(self) -> str:
@@ -28,6 +29,10 @@ class HealthyDatabase(Database, Protocol):
 
     def silence(self) -> str:
         """Return that it has not answered for a while, and for how long; "": it answers."""
+        ...
+
+    def on_new_connection(self, call: Callable[[], None]) -> None:
+        """Have `call` called at each new connection: another server, which lacks commits, may answer on it."""
         ...
 
 

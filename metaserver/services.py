@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from ..protocol import endpoints
 from ..rpc.network import Network
@@ -34,15 +34,6 @@ from .verify.service import VerifyService
 
 if TYPE_CHECKING:
     from .access.service import AccessService
-
-
-@runtime_checkable
-class OnNewConnection(Protocol):
-    """A database that tells of new connections: they may lead to another server, which lacks commits."""
-
-    def on_new_connection(self, call: Callable[[], None]) -> None:
-        """Have `call` called at each new connection."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +111,7 @@ def services_of(
         removals=removals, starts=starts, publications=publications,
     )  # fmt: skip
     routes += rights.routes()
-    if isinstance(database, OnNewConnection):
-        database.on_new_connection(agreement.doubt)
+    database.on_new_connection(agreement.doubt)
     return Services(
         catalogue=catalogue,
         groups=groups,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.engine import URL, Connection
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from ...protocol.errors import DataFolderError, DiskFullError, Fate, RetryRule, StorageError
+from ...protocol.errors import DataFolderError, DiskFullError, Fate, StorageError
 from ...protocol.errors.failures import open_files_error
 from ...protocol.text import without_password
 from .open_files import few_files_left
@@ -168,7 +168,4 @@ def storage_error(error: Exception, url: URL) -> StorageError:
         isinstance(error, OSError) or getattr(error, "connection_invalidated", False)
     ):
         return StorageError(f"cannot reach the database {where}: {said}", operation="connect")
-    failed = StorageError(f"the database {where} answered: {said}", operation="query")
-    if isinstance(error, DataError | IntegrityError | ProgrammingError):
-        failed.retry = RetryRule.NEVER  # of this call, and not of the database
-    return failed
+    return StorageError(f"the database {where} answered: {said}", operation="query")

@@ -29,6 +29,8 @@ LOOK_S = 5.0
 """How often the fact is read, and how often the brokers are asked while it holds."""
 CONFIRM_S = 1.0
 """Between the two comparisons that have to find the same."""
+REST_SHARE = 4
+"""How much longer than a round the pause after it is: reasons come in crowds, as when all brokers were late."""
 ASK_TIMEOUT_MS = 3_000
 ASKED_AT_ONCE_MAX = 16
 PATIENCE_S = 4.0
@@ -77,12 +79,15 @@ class AgreementWatch:
                     await self._doubt.wait()
             except TimeoutError:
                 pass
+            clock = asyncio.get_running_loop().time
+            began_s = clock()
             try:
                 await self.look()
             except KeylaneError as error:
                 log.debug("cannot compare the database with the brokers: %s", error.message)
                 self._doubt.set()
                 await asyncio.sleep(CONFIRM_S)
+            await asyncio.sleep(min(LOOK_S, REST_SHARE * (clock() - began_s)))
 
     async def look(self) -> None:
         """Do one round: read the fact, ask the brokers if there is a reason, write the fact.  Raises StorageError."""
