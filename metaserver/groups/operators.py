@@ -13,6 +13,7 @@ from msgspec.structs import asdict
 from sqlalchemy.engine import Connection
 
 from ...protocol.errors import (
+    InvalidRequestError,
     PolicyInvalidError,
     RetryPolicyError,
     SuspendedClientsError,
@@ -128,6 +129,8 @@ def suspend_members(
 
 
 def _switch_client(connection: Connection, group_id: int, client: str, *, suspended: bool) -> None:
+    if "\0" in client:
+        raise InvalidRequestError("the client's name has a NUL in it")
     of_group = suspended_clients.c.group_id == group_id
     if not suspended:
         here = sa.and_(of_group, suspended_clients.c.client == client)
