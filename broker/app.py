@@ -420,6 +420,7 @@ def _report(
         opened_after=() if taken else opening.before,
         log_end=store.log.end,
         hosted=len(store.state.partitions),
+        highest_id=max(store.state.partitions.ids(), default=0),
         untold=untold,
         version=VERSION,
         cluster=settings.cluster,

@@ -19,6 +19,7 @@ from ..protocol.routing import Partition, Route
 from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.network import Network
 from ..rpc.plane.prompt import Handled
+from ..rpc.race import shared
 from .service import BrokerService
 
 ROUTES_MAX = 10_000
@@ -67,7 +68,7 @@ class Peers:
         if asked is None:
             asked = self._asked[subject] = asyncio.create_task(self.new_route(subject))
             asked.add_done_callback(lambda _: self._asked.pop(subject))
-        return await asyncio.shield(asked)
+        return await shared(asked, "the broker has stopped")
 
     async def route_to_send(self, subject: str) -> Route:
         """The same for a sender: an unknown subject is created where the metaserver allows it, by one call for all."""
@@ -82,7 +83,7 @@ class Peers:
         if asked is None:
             asked = self._newest[subject] = asyncio.create_task(self._ask_newest(subject))
             asked.add_done_callback(lambda _: self._newest.pop(subject))
-        return await asyncio.shield(asked)
+        return await shared(asked, "the broker has stopped")
 
     async def _ask_newest(self, subject: str) -> Route:
         question = next(self._questions)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 from ..protocol.errors import KeylaneError
 from .catalogue.service import Catalogue
@@ -35,6 +35,7 @@ class Attendant:
     Args:
         duties: called every `expire_ms`.
         quick_duties: called every `poll_ms` while there is such work in the database.
+        beside: called once; they run as long as the periodic work.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Attendant:
         *,
         removals: RemovalService,
         quick_duties: Sequence[Callable[[], Awaitable[object]]] = (),
+        beside: Sequence[Callable[[], Coroutine[object, object, None]]] = (),
     ) -> None:
         self._database = database
         self._groups = groups
@@ -56,6 +58,7 @@ class Attendant:
         self._operations = operations
         self._duties = duties
         self._quick_duties = quick_duties
+        self._beside = beside
         self._remove = removals.run_once
         self._removals_wanted = asyncio.Event()
         self._quick_wanted = [asyncio.Event() for _ in quick_duties]
@@ -76,6 +79,8 @@ class Attendant:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._poll_loop())
                 group.create_task(self._repair_loop())
+                for run in self._beside:
+                    group.create_task(run())
                 for duty in self._duties:
                     group.create_task(self._run_duty_loop(duty))
                 for duty, wanted in zip(self._quick_duties, self._quick_wanted, strict=True):

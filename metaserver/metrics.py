@@ -1,4 +1,8 @@
-"""The figures of a metaserver for operators: the cluster as its database has it, and how long the database takes."""
+"""
+The figures of a metaserver for operators: the cluster as its database has it, and how long the database takes.
+
+A scrape gets the last figures, with their age, while the database does not answer.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ from ..protocol.operations import OperationState
 from ..rpc.operating.histogram import Histogram
 from ..rpc.operating.metrics import Labels, gauge, histogram, labelled, largest
 from .cluster.brokers import broker_views
+from .cluster.lost_database import database_lost
+from .remembered import Remembered
 from .sql.database import Database
 from .sql.dialect import now_ms
 from .sql.schema import brokers, groups, leases, operations, sessions, subjects
@@ -38,6 +44,8 @@ class _Cluster(NamedTuple):
     """Leases of live sessions."""
     operations: int
     """Operations under way."""
+    behind: bool
+    """Whether the database lacks what brokers have."""
     waiting: int
     """Operations that cannot go on, with the reason in `keylane subject operations`."""
 
@@ -49,13 +57,31 @@ class MetaserverMetrics:
         self._database = database
         self._clock = clock
         self._reads = Histogram()
+        self._known = Remembered(self._read)
 
     async def collect(self) -> Iterable[Metric]:
-        """All figures as of now.  Raises StorageError if the database does not answer."""
+        """All figures as of now, or as the database gave them last."""
+        recalled = await self._known.ask()
+        families = [self._database_reads()]
+        if recalled.value is not None:
+            age = gauge(
+                "keylane_metaserver_figures_age_seconds",
+                "How old the figures of the cluster are; 0: the database has just given them.",
+                recalled.age_s,
+            )
+            families += [*_families(recalled.value), age]
+        return families
+
+    async def close(self) -> None:
+        """End what is under way."""
+        await self._known.close()
+
+    async def _read(self) -> _Cluster:
+        """Ask the database.  Raises StorageError."""
         began_ns = self._clock.boot_ns()
         cluster = await self._database.read(_read)
         self._reads.observe(self._clock.boot_ns() - began_ns)
-        return [*_families(cluster), self._database_reads()]
+        return cluster
 
     def _database_reads(self) -> Metric:
         return histogram(
@@ -72,6 +98,11 @@ def _families(cluster: _Cluster) -> Iterable[Metric]:
         largest(cluster.brokers),
     )
     yield gauge("keylane_metaserver_cordoned_brokers", "Cordoned broker groups.", cluster.cordoned)
+    yield gauge(
+        "keylane_metaserver_database_behind",
+        "1 while the database lacks partitions or changes that brokers have: it went back, or is empty.",
+        cluster.behind,
+    )
     yield gauge("keylane_metaserver_subjects", "Subjects.", cluster.subjects)
     yield gauge("keylane_metaserver_groups", "Consumer groups.", cluster.groups)
     yield labelled(
@@ -112,6 +143,7 @@ def _read(connection: Connection) -> _Cluster:
         },
         leases=_count(connection, leases.join(sessions, held)),
         operations=_count(connection, operations, under_way),
+        behind=database_lost(connection) is not None,
         waiting=_count(connection, operations, sa.and_(under_way, operations.c.problem != "")),
     )
 

@@ -113,7 +113,8 @@ async def running_metaserver(
         services = services_of(
             database, network, settings, rng=rng, after_step=after_step, access=access, member=member
         )  # fmt: skip
-        metrics = _metrics(database, clock, served)
+        figures = MetaserverMetrics(database, clock=clock)
+        metrics = _metrics(figures, clock, served)
         routes = [*services.routes, metrics_route(metrics)]
         limits = HttpLimits(connections_max=settings.http_connections_max)
         guard = _guard(access, database, clock, metrics)
@@ -133,6 +134,8 @@ async def running_metaserver(
                 task.cancel()
             await asyncio.wait([attending, *watching])
             await services.operations.stop()
+            await services.health.close()
+            await figures.close()
 
 
 def _watching(
@@ -147,9 +150,9 @@ def _watching(
     return watching
 
 
-def _metrics(database: Database, clock: Clock, served: ServedNetwork) -> ServerMetrics:
+def _metrics(figures: MetaserverMetrics, clock: Clock, served: ServedNetwork) -> ServerMetrics:
     metrics = ServerMetrics("metaserver", clock.boot_ns)
-    metrics.add(MetaserverMetrics(database, clock=clock).collect)
+    metrics.add(figures.collect)
     metrics.add(served.collect)
     return metrics
 

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Protocol
-
-from msgspec import to_builtins
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from ..protocol import endpoints
-from ..protocol.control import Health
-from ..protocol.errors import StorageError
 from ..rpc.network import Network
-from ..rpc.server import ControlRoute, document_route
+from ..rpc.server import ControlRoute, Params, document_route
 from .access.off import AccessOff
 from .attendant import Attendant
 from .calls import control_routes
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
-from .membership import ClusterMember, cluster_view
+from .health import HealthyDatabase, MetaserverHealth
+from .membership import ClusterMember
 from .operations.driver import OperationDriver
 from .publications.service import PublicationService
 from .removals.service import RemovalService
@@ -32,25 +28,12 @@ from .retention.group_expirer import GroupExpirer
 from .retention.hidden_expirer import HiddenExpirer
 from .retention.past_expirer import PastExpirer
 from .settings import MetaserverSettings
-from .sql.database import Database
 from .starts.service import StartService
+from .verify.agreement import AgreementWatch
 from .verify.service import VerifyService
 
 if TYPE_CHECKING:
     from .access.service import AccessService
-
-
-class HealthyDatabase(Database, Protocol):
-    """A database that says whether it can be written."""
-
-    @property
-    def name(self) -> str:
-        """The kind of the database."""
-        ...
-
-    async def problem(self) -> str:
-        """Return why it cannot be written now, "" if it can."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +44,7 @@ class Services:
     groups: GroupService
     operations: OperationDriver
     attendant: Attendant
+    health: MetaserverHealth
     routes: list[ControlRoute]
 
     def close(self) -> None:
@@ -91,7 +75,10 @@ def services_of(
     """
     driver = f"{rng.getrandbits(128):032x}"
     news = None if access is None else access.news
-    catalogue = Catalogue(database, network, settings, news=news, member=member)
+    agreement = AgreementWatch(database, network)
+    catalogue = Catalogue(
+        database, network, settings, news=news, member=member, doubt=agreement.doubt
+    )
     announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
     expirer = Expirer(database, network, settings, catalogue=catalogue, holder=driver)
     starts = StartService(database, network, announce=announcer.announce, after_step=after_step)
@@ -115,45 +102,43 @@ def services_of(
         duties=[each.run_once for each in (expirer, group_expirer, hidden, past)],
         removals=removals,
         quick_duties=(announcer.run_once, starts.resume, resets.resume),
+        beside=(agreement.run,),
     )  # fmt: skip
+    health = MetaserverHealth(database, catalogue, member)
     verify, rights = VerifyService(database, network), access or AccessOff()
     routes = control_routes(
-        catalogue, groups, partial(_health, database, catalogue, member), operations, verify, resets,
+        catalogue, groups, health.now, operations, verify, resets,
         removals=removals, starts=starts, publications=publications,
     )  # fmt: skip
     routes += rights.routes()
+    database.on_new_connection(agreement.doubt)
     return Services(
         catalogue=catalogue,
         groups=groups,
         operations=operations,
         attendant=attendant,
-        routes=[*routes, document_route(endpoints.METASERVER, "metaserver")],
+        health=health,
+        routes=[
+            *(_over_database(route, agreement) for route in routes),
+            document_route(endpoints.METASERVER, "metaserver"),
+        ],
     )
 
 
-async def _health(
-    database: HealthyDatabase, catalogue: Catalogue, member: ClusterMember | None
-) -> Health:
-    problem = await database.problem()
-    cluster = None
-    try:
-        if member is not None:
-            cluster = await member.state()
-        brokers = await catalogue.brokers()
-        refused = await catalogue.refused()
-        lost = await catalogue.lost()
-    except StorageError as error:
-        return Health(program="metaserver", ready=False, reason=error.message)
-    details = {
-        "database": database.name,
-        "brokers": to_builtins(brokers),
-        "refused": to_builtins(refused),
-    }
-    if cluster is not None:
-        details["cluster"] = to_builtins(cluster_view(cluster))
-    reason = f"the database cannot be written: {problem}" if problem else ""
-    if member is not None:
-        reason = reason or member.problem
-    if lost is not None:
-        reason = reason or f"{lost.message}; {lost.hint}"
-    return Health(program="metaserver", ready=not reason, reason=reason, details=details)
+def _over_database(route: ControlRoute, agreement: AgreementWatch) -> ControlRoute:
+    """A route over the database; if it creates what brokers get, it waits for the comparison of a start or a new connection."""
+    route = replace(route, to_database=True)
+    if route.endpoint not in _CREATING:
+        return route
+
+    async def wait_first(body: Any, params: Params) -> object:
+        await agreement.settled()
+        return await route.handler(body, params)
+
+    return replace(route, handler=wait_first)
+
+
+_CREATING = (
+    endpoints.CREATE_SUBJECT, endpoints.AUTO_CREATE, endpoints.DELETE_SUBJECT, endpoints.RESHAPE,
+    endpoints.SET_SUBJECT, endpoints.HIDE_SUBJECT, endpoints.PUBLISH_SUBJECT, endpoints.CREATE_GROUP,
+)  # fmt: skip

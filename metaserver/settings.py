@@ -12,7 +12,7 @@ from typing import Any
 from ..protocol.errors import DataFolderError
 from ..protocol.limits import CONNECTIONS_MAX, PARTITIONS_MAX
 from ..protocol.settings import cluster_problems, range_problems, refuse, values_of
-from ..protocol.text import without_password
+from ..protocol.text import url_problem, without_password
 from ..rpc.access.issuer_settings import LEEWAY_S_MAX, IssuerSettings, issuer_problems
 from ..rpc.access.settings import access_problems, hash_problems
 from ..rpc.operating.log_lines import log_problems
@@ -221,6 +221,8 @@ def _problems(values: Mapping[str, object]) -> list[str]:
         problems.append(f"database_url begins with one of {', '.join(DATABASE_SCHEMES)}")
     elif url is not None and str(url).removeprefix(DATABASE_SCHEMES[0]) in NO_FILE:
         problems.append("an SQLite database_url names a file")
+    elif url is not None and (unescaped := url_problem(str(url))):
+        problems.append(f"cannot use database_url: {unescaped}")
     pattern = values.get("auto_create", AUTO_CREATE_OFF)
     if not isinstance(pattern, str) or not PATTERN.fullmatch(pattern):
         problems.append(

@@ -25,7 +25,7 @@ from ..protocol.errors import (
 from ..protocol.routing import Partition, Route, route_table
 from ..rpc.client import MetaClient
 from ..rpc.liveness.recent import RecentNames
-from ..rpc.race import start_task
+from ..rpc.race import shared, start_task
 
 log = logging.getLogger("keylane.outbox")
 MISSING_PAUSE_MS_MAX = 60_000
@@ -93,7 +93,7 @@ class OutboxRoutes:
             task = start_task(self._ask(subject, unsettled), name=f"route {subject}")
             self._asking[subject] = task
             task.add_done_callback(lambda _: self._asking.pop(subject, None))
-        return await asyncio.shield(task)
+        return await shared(task, "the outbox was closed")
 
     async def _ask(self, subject: str, unsettled: Collection[int]) -> KnownRoute:
         known = self.known.setdefault(subject, KnownRoute())

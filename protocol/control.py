@@ -108,6 +108,9 @@ class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
     """Position up to which the broker's log is durable; it only grows."""
     hosted: Count = 0
     """Number of partitions that the broker hosts."""
+    highest_id: Count = 0
+    """The highest id of these; 0 from one that hosts none, or is older than this field.  A database that has no partition
+    of such an id went back."""
     untold: Annotated[tuple[int, ...], Meta(max_length=UNTOLD_MAX)] = ()
     """The first UNTOLD_MAX partitions whose messages retention should remove and may not, because the broker was never
     told their consumer groups."""

@@ -585,3 +585,8 @@ BROKER: tuple[Endpoint[Any], ...] = (
     PARKED_OFFSETS,
     CHANGE_PARKED,
 )
+
+
+def only_reads(method: str, path: str) -> bool:
+    """Whether a call of this method and path changes nothing."""
+    return method == "GET" or path == PARTITION_BOUNDS.path

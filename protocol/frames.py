@@ -465,6 +465,8 @@ Request = (
     | CancelScheduled | ChangeParked | ListParked | ReadParked | TakeParked
     | LeaveParked | EditParked | ReadEdited | Hello | Challenge | Authenticate
 )  # fmt: skip
+READING = frozenset({Read, ListParked, ReadParked, ReadEdited})
+"""Requests that change nothing."""
 Answer = (
     Appended | Acquired | Batches | Acked | Released | Handed | Scheduled | ScheduledCanceled
     | ParkedChanged | ParkedKeys | ParkedRows | ParkedTaken | ParkedEdited | Challenged

@@ -16,7 +16,12 @@ _SECRET_PARAMETER = re.compile(r"([?&][^=&]*(?:passw|pwd|secret|token)[^=&]*=)[^
 _NOT_A_VALUE = re.compile(r"^Invalid enum value .* - at `\$\.(\w+)`$", re.DOTALL)
 MAYBE_OLDER_COPY = "may stand on an older copy of its data folder"
 """Of a broker that lacks what was stored there, and what neither retention has removed nor a metaserver calls gone."""
-UNREADABLE_URL = "its port is no number; in a password @ is written %40, : is %3A and / is %2F"
+ESCAPED_RULE = (
+    "in a user or password of a URL, @ is written %40, : is %3A, / is %2F, ? is %3F and % is %25"
+)
+UNREADABLE_URL = f"its port is not a number; {ESCAPED_RULE}"
+_AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:/?@\[\]]*)(:\d*)?(,[^/?@]*)?")
+_BARE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 LISTED_MAX = 10
 _ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
@@ -59,6 +64,28 @@ def printable(text: str) -> str:
 def without_password(url: str) -> str:
     """The URL of a database with `***` in place of its password, also where that is a parameter."""
     return _SECRET_PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1:***@", url))
+
+
+def url_problem(url: str, *, new: bool = False) -> str:
+    """
+    Why the URL of a database is not read as it was meant, because of characters that are not escaped; "": it is.
+
+    Args:
+        new: nobody uses it yet, so a bare % is refused too; where it is no escape, programs read it in different ways.
+    """
+    _scheme, _, rest = url.partition("://")
+    user, at, place = rest.partition("@")
+    if not at or rest.startswith("/"):
+        user, place = "", rest
+    before_query = place.partition("?")[0]
+    authority = before_query.partition("/")[0]
+    if "@" in before_query and user:
+        return f"a part of its password is read as a host: {ESCAPED_RULE}"
+    if not _AUTHORITY.fullmatch(authority):
+        return UNREADABLE_URL
+    if new and _BARE_PERCENT.search(user):
+        return f"it has a % that begins no escape: {ESCAPED_RULE}"
+    return ""
 
 
 def json_printable(text: str) -> str:

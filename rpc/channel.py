@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 
-from ..protocol.errors import FrameError, KeylaneError, NotSentError, OutcomeUnknownError
+from ..protocol.errors import FrameError, KeylaneError, NotSentError
 from ..protocol.frames import (
     Answer,
     Pull,
@@ -122,7 +122,7 @@ class WebSocketChannel:
             call.failed(error)
         except ConnectionError as error:
             text = f"the connection to {self._address} broke: {str(error) or type(error).__name__}"
-            call.failed(OutcomeUnknownError(text))
+            call.unanswered(text)
         else:
             self._waiting[correlation_id] = call
             end = self._ends[correlation_id] = loop.time() + timeout_ms / 1000
@@ -145,7 +145,7 @@ class WebSocketChannel:
             call = self._waiting.pop(correlation_id)
             del self._ends[correlation_id]
             text = f"no answer from {self._address} to {call.kind.__name__} within {call.timeout_ms} ms"
-            call.failed(OutcomeUnknownError(text))
+            call.unanswered(text)
         if self._ends:
             self._end_late_at(min(self._ends.values()))
 
@@ -196,7 +196,7 @@ class WebSocketChannel:
             waiting, self._waiting = self._waiting, {}
             self._ends.clear()
             for call in waiting.values():
-                call.failed(OutcomeUnknownError(text))
+                call.unanswered(text)
             if self._timer is not None:
                 self._timer.cancel()
             if not self._socket.closed:

@@ -291,7 +291,7 @@ async def wait_until_ready(meta: MetaClient, wait_s: float) -> None:
         NotSentError, OutcomeUnknownError: no metaserver answers after this time.
         KeylaneError: at once, an answer that does not change by waiting, as that of another program.
     """
-    failure: KeylaneError | None = OutcomeUnknownError(
+    failure: KeylaneError | None = OutcomeUnknownError.of_read(
         f"no metaserver answered within {wait_s:g} s"
     )
     with contextlib.suppress(TimeoutError):

@@ -47,6 +47,7 @@ from .channel import WebSocketChannel
 from .liveness.keepalive import watched_socket
 from .liveness.recent import RecentNames
 from .liveness.silence import SilencePatience
+from .network import no_answer
 from .race import start_task
 from .reasons import cause, reason
 from .threads.host_names import HostNames
@@ -369,7 +370,7 @@ class HttpNetwork:
         if problem is None and isinstance(error, aiohttp.ClientResponseError):
             return _no_http(address, method, path)
         why = reason(error) if problem is None else problem.message
-        return OutcomeUnknownError(f"no answer from {address} to {method} {path}: {why}")
+        return no_answer(method, path, f"no answer from {address} to {method} {path}: {why}")
 
     async def text(
         self, address: str, path: str, *, timeout_ms: int, statuses: Container[int] = (200,)

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
-from ..protocol.errors import KeylaneError
-from ..protocol.frames import Answer, Batches, Request
+from ..protocol.endpoints import only_reads
+from ..protocol.errors import KeylaneError, OutcomeUnknownError
+from ..protocol.frames import READING, Answer, Batches, Request
 
 T = TypeVar("T")
 Calling = asyncio.Future[tuple[Answer, memoryview]]
@@ -20,6 +21,13 @@ OnPart = Callable[[Answer, memoryview], object]
 def is_answered(call: Calling) -> bool:
     """True if the call has ended with an answer that is no error."""
     return call.done() and not call.cancelled() and call.exception() is None
+
+
+def no_answer(method: str, path: str, text: str) -> OutcomeUnknownError:
+    """The error of a control call that went out and was not answered."""
+    if only_reads(method, path):
+        return OutcomeUnknownError.of_read(text)
+    return OutcomeUnknownError(text)
 
 
 class Call:
@@ -57,6 +65,13 @@ class Call:
             self.future.set_result(result)
             if self.on_answer is not None:
                 self.on_answer(self.future)
+
+    def unanswered(self, text: str) -> None:
+        """Give who waits for the answer the error of a request that went out and was not answered."""
+        if self.kind in READING:
+            self.failed(OutcomeUnknownError.of_read(text))
+        else:
+            self.failed(OutcomeUnknownError(text))
 
     def failed(self, error: KeylaneError) -> None:
         """Give an error to who waits for the answer."""

@@ -30,6 +30,7 @@ from ..protocol.errors import (
     BrokerGroupUnknownError,
     CapabilityEndedError,
     ConnectionQuotaError,
+    DataFolderError,
     FencedError,
     ForeignHostError,
     GroupBusyError,
@@ -56,6 +57,7 @@ from ..protocol.errors import (
     SessionUnknownError,
     StaleRouteError,
     StaticSubjectError,
+    StorageError,
     StrategyMismatchError,
     SubjectDeletedError,
     SubjectExistsError,
@@ -64,7 +66,7 @@ from ..protocol.errors import (
     TokenIdUnknownError,
     UnauthenticatedError,
 )
-from ..protocol.http.bodies import encode_json
+from ..protocol.http.bodies import check_no_nul, encode_json
 from ..protocol.http.endpoint import Endpoint, Rights
 from ..protocol.http.openapi import openapi_document
 from ..protocol.ids import MAX_I64
@@ -146,6 +148,13 @@ class ControlRoute:
 
     endpoint: Endpoint[Any]
     handler: Callable[[Any, Params], Awaitable[object]]
+    to_database: bool = False
+    """Its texts reach a database, so U+0000 is refused in all of them."""
+
+    def check(self, body: bytes, params: Params) -> None:
+        """Check the texts of a call.  Raises InvalidRequestError."""
+        if self.to_database:
+            check_no_nul(f"{self.endpoint.method} {self.endpoint.path}", body, params)
 
 
 class Reply(NamedTuple):
@@ -160,6 +169,10 @@ def status_of(error: KeylaneError) -> int:
     status = _STATUS.get(type(error))
     if status is not None:
         return status
+    if isinstance(error, StorageError):
+        # A disk or database that is away, locked or full is there again later; a damaged one is not.
+        away = error.retry is RetryRule.LATER or isinstance(error, DataFolderError)
+        return 503 if away else 500
     if not isinstance(error, RefusedError):
         return 500
     return 503 if error.retry is RetryRule.LATER else 400
@@ -219,17 +232,18 @@ def _control_handler(
 
     async def read(request: web.Request) -> tuple[Any, Params, int]:
         body: object = None
-        size = 0
+        data = b""
         if endpoint.rights is not Rights.OPEN:
             # A guard asks for the body once it knows who calls.
             caller = CALLER.get()
             keep_connection(request, "" if caller.is_server else caller.principal)
         if endpoint.request is not None:
             data = await _read_body(request, body_s)
-            size = len(data)
             raw = endpoint.request is bytes
             body = data if raw else msgspec.json.decode(data, type=endpoint.request)
-        return body, _params(request, endpoint.headers), size
+        params = _params(request, endpoint.headers)
+        route.check(data, params)
+        return body, params, len(data)
 
     async def handle(request: web.Request) -> web.Response:
         passed: Passed | None = None

@@ -13,7 +13,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from ..protocol.errors import ConfigError, KeylaneError, StorageError
-from ..protocol.text import UNREADABLE_URL
+from ..protocol.text import UNREADABLE_URL, url_problem
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -107,6 +107,8 @@ def _run(engine: Engine, work: Callable[[Connection], T]) -> T:
 def _engine(url: URL | str) -> AsyncEngine | Engine:
     try:
         parsed = make_url(url)
+        if isinstance(url, str) and (unescaped := url_problem(url)):
+            raise ConfigError(f"the URL of the database cannot be read: {unescaped}")
         if parsed.get_dialect().is_async:
             return create_async_engine(parsed)
         return create_engine(parsed)

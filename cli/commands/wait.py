@@ -32,7 +32,7 @@ async def wait_for_servers(
         KeylaneError: at once, an answer that does not change by waiting, as that of another program.
     """
     started = time.monotonic()
-    lack: KeylaneError = OutcomeUnknownError("no metaserver answered")
+    lack: KeylaneError = OutcomeUnknownError.of_read("no metaserver answered")
     names: list[str] = []
     async with Admin(meta) as admin:
         try:

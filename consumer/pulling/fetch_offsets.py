@@ -83,7 +83,7 @@ class FetchOffsets:
 
     def _check_follows(self, header: Header) -> None:
         if header.base_offset > self.next_offset:
-            raise OutcomeUnknownError(
+            raise OutcomeUnknownError.of_read(
                 f"the broker has left out messages [{self.next_offset}, {header.base_offset}) of an answer"
             )
 

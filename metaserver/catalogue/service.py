@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
+from sqlalchemy.engine import Connection
 
 from ...protocol.access.capability import AccessNews
 from ...protocol.address import check_broker_address
@@ -65,7 +66,7 @@ from ..cluster.brokers import (
     report_broker,
 )
 from ..cluster.heard import groups_missed
-from ..cluster.lost_database import database_lost, is_empty
+from ..cluster.lost_database import database_lost, has_higher_id, is_empty
 from ..cluster.queues import read_queues
 from ..cluster.removals import is_ageing, remember_longer
 from ..cluster.rows import SubjectRow
@@ -124,12 +125,15 @@ class Catalogue:
         *,
         news: Callable[[], AccessNews] | None = None,
         member: ClusterChecks | None = None,
+        doubt: Callable[[str], None] = lambda _broker_group: None,
     ) -> None:
         """
         Args:
             news: what brokers have to know about access; None: every caller may do everything.
             member: which brokers may be of the cluster; None: all.
+            doubt: called with a broker group that may have what the database lacks.
         """
+        self._doubt = doubt
         self._database = database
         self._member = member
         self._news = news
@@ -164,7 +168,7 @@ class Catalogue:
         settings = self._settings
         check_broker_address(report.address, anywhere=settings.is_open)
         ttl_ms = settings.broker_ttl_ms
-        renewed = await self._database.renew(renew_broker, report, ttl_ms=ttl_ms)
+        renewed, higher = await self._database.renew(_renew, report, ttl_ms=ttl_ms)
         if not renewed:
             try:
                 await self._check_no_copy(report)
@@ -174,6 +178,8 @@ class Catalogue:
                     await self._database.write(note_refused, report, error.message, ttl_ms=ttl_ms)
                 raise
             self._wakeups.wake(await self._database.read(subject_names, changed))
+        if higher or (report.hosted and not renewed):
+            self._doubt(report.broker_group)
         if report.untold:
             self._untold[report.broker_group] = report.untold
         missed, fence = False, 0
@@ -573,3 +579,9 @@ class Catalogue:
     def close(self) -> None:
         """Answer every call that waits."""
         self._wakeups.wake_all()
+
+
+def _renew(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> tuple[bool, bool]:
+    """Renew a broker; whether that was all, and whether it has a partition above every one of the database."""
+    renewed = renew_broker(connection, report, ttl_ms=ttl_ms)
+    return renewed, has_higher_id(connection, report.highest_id)

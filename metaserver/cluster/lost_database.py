@@ -1,7 +1,8 @@
-"""An empty database beside brokers with partitions: the real one was lost.  SQL, synchronous.
+"""A database that lacks what brokers have: it is empty beside their partitions, or it went back.  SQL, synchronous.
 
 Invariants
-    Calls create nothing in such a database.
+    Calls create nothing in such a database: no subject, no partition, no operation, no consumer group.
+    That it went back is one row of `facts`, so all metaservers know it; a comparison with the brokers writes and deletes it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,12 @@ from sqlalchemy.engine import Connection
 
 from ...protocol.errors import DatabaseEmptyError
 from ...protocol.text import counted
-from ..sql.schema import brokers, subjects
+from ..sql.dialect import insert_or_replace
+from ..sql.schema import brokers, facts, partitions, subjects
 
+BEHIND = "behind"
+"""The fact that the database lacks what brokers have; its value is a sentence of what it lacks."""
+BEHIND_CHARS_MAX = 512
 _subjects = sa.exists(sa.select(subjects.c.subject_id))
 _beside = (
     sa.select(brokers.c.broker_group, brokers.c.hosted)
@@ -20,6 +25,8 @@ _beside = (
     .order_by(brokers.c.broker_group)
     .limit(1)
 )
+_behind = sa.select(facts.c.value).where(facts.c.name == BEHIND)
+_highest = sa.select(sa.func.coalesce(sa.func.max(partitions.c.partition_id), 0))
 
 
 def is_empty(connection: Connection) -> bool:
@@ -28,20 +35,44 @@ def is_empty(connection: Connection) -> bool:
 
 
 def database_lost(connection: Connection) -> DatabaseEmptyError | None:
-    """Return the error if brokers have partitions and the database has no subject, else None."""
+    """Return the error if the database lacks what brokers have, else None."""
     row = connection.execute(_beside).one_or_none()
-    if row is None:
-        return None
-    return DatabaseEmptyError(
-        f"the database knows no subject, and broker group {row.broker_group!r} has "
-        f"{counted(row.hosted, 'partition')}: it was lost, or is another one",
-        broker_group=row.broker_group,
-        partitions=row.hosted,
-    )
+    if row is not None:
+        return DatabaseEmptyError(
+            f"the database knows no subject, and broker group {row.broker_group!r} has "
+            f"{counted(row.hosted, 'partition')}: it was lost, or is another one",
+            broker_group=row.broker_group,
+            partitions=row.hosted,
+        )
+    lacking = read_behind(connection)
+    return behind_error(lacking) if lacking else None
+
+
+def behind_error(lacking: str) -> DatabaseEmptyError:
+    """Make the error of a database that went back; `lacking`: what it lacks, in a sentence."""
+    return DatabaseEmptyError(f"the database went back behind the brokers: {lacking}")
 
 
 def check_not_lost(connection: Connection) -> None:
-    """Raise DatabaseEmptyError if the database was lost."""
+    """Raise DatabaseEmptyError if the database lacks what brokers have."""
     lost = database_lost(connection)
     if lost is not None:
         raise lost
+
+
+def read_behind(connection: Connection) -> str:
+    """Return what the database lacks, as the last comparison with the brokers found it; "": nothing."""
+    return connection.execute(_behind).scalar_one_or_none() or ""
+
+
+def note_behind(connection: Connection, lacking: str) -> None:
+    """Note what the database lacks; "": nothing any more."""
+    if lacking:
+        insert_or_replace(connection, facts, {"name": BEHIND, "value": lacking[:BEHIND_CHARS_MAX]})
+    else:
+        connection.execute(sa.delete(facts).where(facts.c.name == BEHIND))
+
+
+def has_higher_id(connection: Connection, highest_id: int) -> bool:
+    """Return whether a broker's highest partition is above every partition of the database."""
+    return highest_id > 0 and highest_id > connection.execute(_highest).scalar_one()

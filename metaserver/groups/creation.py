@@ -9,6 +9,7 @@ from ...protocol.errors.groups import too_many_groups
 from ...protocol.groups import GroupStart
 from ...protocol.limits import GROUPS_PER_SUBJECT_MAX
 from ...protocol.routing import ConsumeStrategy
+from ..cluster.lost_database import check_not_lost
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import check_not_hidden
 from ..sql.dialect import insert_new
@@ -45,8 +46,10 @@ def insert_group(
     Raises:
         SubjectHiddenError: the subject is hidden.
         OverloadedError: the subject has as many groups as it may have.
+        DatabaseEmptyError: the database went back.
     """
     check_not_hidden(subject)
+    check_not_lost(connection)
     facts = connection.execute(_facts, {"of_subject": subject.subject_id}).one()
     if facts.known >= GROUPS_PER_SUBJECT_MAX:
         raise too_many_groups("the subject", GROUPS_PER_SUBJECT_MAX)

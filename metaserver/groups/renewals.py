@@ -96,7 +96,7 @@ class Renewals:
     async def _renew_held(
         self, _group_id: int, asked: Sequence[Sequence[SessionId]]
     ) -> dict[str, SessionRow]:
-        return await self._database.renew(renew_sessions, _in_order(asked))
+        return await self._database.write_first(renew_sessions, _in_order(asked))
 
 
 def _in_order(asked: Sequence[Sequence[SessionId]]) -> list[SessionId]:

@@ -199,12 +199,10 @@ def _said(ask: Join) -> dict[str, object]:
 
 
 def _check_texts(ask: Join) -> None:
-    """Raises InvalidNameError, InvalidRequestError."""
+    """Raises InvalidNameError."""
     check_name("consumer group", ask.group)
     if ask.instance:
         check_name("instance", ask.instance)
-    if "\0" in ask.client:
-        raise InvalidRequestError("the client's name has a NUL in it")
 
 
 def _check_members(connection: Connection, group_id: int, ask: Join, sessions_max: int) -> None:

@@ -202,6 +202,8 @@ async def open_database(
         if database.name == "sqlite":
             _set_private(Path(where.database or ""))
             await _set_write_ahead(where.database or "")
+        if not isinstance(database, SqliteDatabase):
+            await database.check_sessions()
         await database.write_long(open_cluster, program=program, cluster=cluster, before=before)
         if database.name == "sqlite":
             await database.write(adopt_boot, boot, broker_ttl_ms=broker_ttl_ms)

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import urlencode
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, ExceptionContext
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from ...protocol.clock import Clock
-from ...protocol.errors import KeylaneError
+from ...protocol.errors import ConfigError, KeylaneError
 from .clock_restart import restart_times
 from .clock_watch import ClockReading, ClockWatch
 from .dialect import now_ms
-from .transactions import READ_ONLY, TransactionRunner
+from .transactions import READ_ONLY, TransactionRunner, storage_error
 
 log = logging.getLogger("keylane.metaserver")
 P = ParamSpec("P")
 T = TypeVar("T")
 CONNECTIONS = 8
 WRITES_AT_ONCE_MAX = CONNECTIONS - 3
-"""The other connections are left to heartbeats and reads: joins may come by the hundred."""
+"""The other connections are left to reads and to what heartbeats report: joins may come by the hundred."""
+RENEWING_CONNECTIONS = 2
+"""Of renewals alone: nothing else that waits for the database, or for a row of it, keeps a session from its renewal."""
 IDLE_MS = 5_000
 """PostgreSQL ends a transaction of a metaserver that is idle for this long, and frees its locks."""
 _SETTINGS = {
@@ -85,6 +88,53 @@ def _give_up(context: ExceptionContext) -> None:
         context.is_disconnect = True
 
 
+def _pooled(url: URL, connections: int) -> AsyncEngine:
+    """An engine with so many connections, which are kept."""
+    engine = _engine_of(
+        url,
+        settings=_SETTINGS,
+        arguments={"command_timeout": ANSWER_S},
+        pool_size=connections,
+        max_overflow=0,
+        pool_pre_ping=True,
+    )
+    sa.event.listen(engine.sync_engine, "handle_error", _give_up)
+    return engine
+
+
+SHOWS = 3
+"""How often each of two connections says which process of the server it has."""
+_shown = sa.text(
+    "SELECT pg_backend_pid() AS process, current_setting('idle_in_transaction_session_timeout') AS idle"
+)
+POOLED_STATES = frozenset({"26000", "42P05"})
+"""Of errors of prepared statements that are of another session: unknown here, or there already."""
+POOLED = (
+    "a pooler as PgBouncer stands before the database, and does not give each connection a session and settings of its own: "
+    "let database_url lead to PostgreSQL itself, or set there pool_mode = session and "
+    f"ignore_startup_parameters = {','.join(_SETTINGS_LONG)}"
+)
+POOLERS_SAY = ("unsupported startup parameter", "statement pooling mode")
+"""Parts of what PgBouncer answers to settings that a connection begins with, and to transactions."""
+DROPPED = (
+    "a pooler before the database drops the settings that a connection begins with, so a metaserver that is stopped may "
+    "hold rows for long: ALTER ROLE … SET idle_in_transaction_session_timeout = 5000, or let database_url lead to "
+    "PostgreSQL itself"
+)
+
+
+def shares_sessions(shown: Sequence[tuple[int, int]]) -> bool:
+    """
+    Whether connections have no sessions of their own.
+
+    Args:
+        shown: (connection, process of the server) of one transaction after the other.
+    """
+    pairs = set(shown)
+    connections, processes = ({pair[side] for pair in pairs} for side in (0, 1))
+    return not len(pairs) == len(connections) == len(processes)
+
+
 class PostgresDatabase:
     """
     PostgreSQL: every work has a connection of its own.  See `Database` for the contract.
@@ -97,15 +147,8 @@ class PostgresDatabase:
 
     def __init__(self, url: URL, clock: Clock, *, broker_ttl_ms: int) -> None:
         self._url = url
-        self._engine = _engine_of(
-            url,
-            settings=_SETTINGS,
-            arguments={"command_timeout": ANSWER_S},
-            pool_size=CONNECTIONS,
-            max_overflow=0,
-            pool_pre_ping=True,
-        )
-        sa.event.listen(self._engine.sync_engine, "handle_error", _give_up)
+        self._engine = _pooled(url, CONNECTIONS)
+        self._renewing = _pooled(url, RENEWING_CONNECTIONS)
         self._transactions = TransactionRunner()
         self._writes = asyncio.Semaphore(WRITES_AT_ONCE_MAX)
         self._boot_ms = clock.boot_ms
@@ -113,6 +156,41 @@ class PostgresDatabase:
         self._restart = partial(restart_times, broker_ttl_ms=broker_ttl_ms)
         self._restarting = asyncio.Lock()
         self._restarts = 0
+
+    def on_new_connection(self, call: Callable[[], None]) -> None:
+        """Have `call` called at each new connection, before it is used: another server may answer on it."""
+        for engine in (self._engine, self._renewing):
+            sa.event.listen(engine.sync_engine, "connect", lambda *_connection: call())
+
+    async def check_sessions(self) -> None:
+        """
+        Check that connections keep what they set and prepare.
+
+        Raises:
+            ConfigError: a pooler shares sessions between them.
+            StorageError
+        """
+        shown: list[tuple[int, int]] = []
+        dropped = False
+        try:
+            async with self._engine.connect() as one, self._engine.connect() as two:
+                for _ in range(SHOWS):
+                    for number, connection in enumerate((one, two)):
+                        row = (await connection.execute(_shown)).one()
+                        await connection.rollback()
+                        shown.append((number, row.process))
+                        dropped |= row.idle == "0"
+        except DBAPIError as error:
+            known = getattr(error.orig, "sqlstate", None) in POOLED_STATES
+            if known or any(said in str(error.orig) for said in POOLERS_SAY):
+                raise ConfigError(f"cannot use database_url: {POOLED}") from error
+            raise storage_error(error, self._url) from error
+        except (SQLAlchemyError, OSError) as error:
+            raise storage_error(error, self._url) from error
+        if shares_sessions(shown):
+            raise ConfigError(f"cannot use database_url: {POOLED}")
+        if dropped:
+            log.warning("%s", DROPPED)
 
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -125,12 +203,30 @@ class PostgresDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.write_first`."""
+        return await self._write_on(self._engine, work, *args, **kwargs)
 
+    async def renew(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """
+        See `Database.renew`; work that may wait for a row is for `write_first`.
+
+        Durable here: the clock of a crashed server advances until its restart, so a lost renewal would end the session.
+        """
+        return await self._write_on(self._renewing, work, *args, **kwargs)
+
+    async def _write_on(
+        self,
+        engine: AsyncEngine,
+        work: Callable[Concatenate[Connection, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
         def in_time(connection: Connection) -> T:
             self._check_clock(connection)
             return self._with_check(connection, work, *args, **kwargs)
 
-        return await self._run(in_time)
+        return await self._run(engine, in_time)
 
     async def write_long(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -144,9 +240,6 @@ class PostgresDatabase:
         finally:
             await engine.dispose()
 
-    renew = write_first
-    """Durable here: the clock of a crashed server advances until its restart, so a lost renewal would end the session."""
-
     async def read(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
@@ -155,13 +248,15 @@ class PostgresDatabase:
         def in_time(connection: Connection) -> T:  # its first statement may be `begin_snapshot`
             return self._with_check(connection, work, *args, **kwargs)
 
-        return await self._run(in_time)
+        return await self._run(self._engine, in_time, reads=True)
 
-    async def _run(self, work: Callable[[Connection], T]) -> T:
+    async def _run(
+        self, engine: AsyncEngine, work: Callable[[Connection], T], *, reads: bool = False
+    ) -> T:
         while True:
             before = self._restarts
             try:
-                return await self._transactions.run(self._engine, work)
+                return await self._transactions.run(engine, work, reads=reads)
             except _JumpedError as jumped:
                 await self._restart_once(before, jumped.by_ms)
 
@@ -200,3 +295,4 @@ class PostgresDatabase:
         """Close every connection, after the transactions that run."""
         await self._transactions.close()
         await self._engine.dispose()
+        await self._renewing.dispose()

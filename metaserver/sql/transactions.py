@@ -1,26 +1,27 @@
-"""Transactions: repeated where the database asks for it, not cancelled with their callers.  I/O: SQL."""
+"""Transactions: repeated where the database asks for it; those that write end without their callers too.  I/O: SQL."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.engine import URL, Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from ...protocol.errors import DataFolderError, DiskFullError, StorageError
+from ...protocol.errors import DataFolderError, DiskFullError, Fate, StorageError
 from ...protocol.errors.failures import open_files_error
 from ...protocol.text import without_password
 from .open_files import few_files_left
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncEngine
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-P = ParamSpec("P")
 T = TypeVar("T")
 TRIES = 3
 CLOSE_S = 2.0
+GONE_S = 0.5
+"""How long a read may take when its caller is gone: a connection that is given up in the middle has to be made again."""
 _RETRY_STATES = {"40001", "40P01"}  # serialization failure, deadlock: PostgreSQL asks to try again
 READ_ONLY = "25006"
 """The state of an error of PostgreSQL: a standby, or its default_transaction_read_only."""
@@ -28,29 +29,48 @@ READ_ONLY = "25006"
 
 class TransactionRunner:
     """
-    Runs transactions.  A caller that is cancelled does not cancel its transaction: the connection would be lost with it.
+    Runs transactions.
+
+    One whose caller is gone goes on, because its connection would be lost with it; one that only reads is taken back
+    after `GONE_S`.  Nobody is left to raise its error, so that is dropped.
 
     `close` waits for the transactions whose callers are gone, so that every connection is closed.
     """
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
     async def run(
         self,
         engine: AsyncEngine,
-        work: Callable[Concatenate[Connection, P], T],
-        *args: P.args,
-        **kwargs: P.kwargs,
+        work: Callable[[Connection], T],
+        *,
+        reads: bool = False,
     ) -> T:
-        """Return what `work` returns in a transaction of its own.  Raises what it raises, and StorageError."""
+        """
+        Return what `work` returns in a transaction of its own.  Raises what it raises, and StorageError.
+
+        Args:
+            reads: it changes nothing.
+        """
         if self._closed:
             raise ending_error()
-        task = asyncio.create_task(run_transaction(engine, work, *args, **kwargs))
+        task = asyncio.create_task(run_transaction(engine, work))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
+        task.add_done_callback(self._ended)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if reads and not task.done():
+                taking = asyncio.get_running_loop().call_later(GONE_S, task.cancel)
+                task.add_done_callback(lambda _done: taking.cancel())
+            raise
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # its caller raises it, unless that is gone
 
     async def close(self) -> None:
         """Refuse new transactions; wait `CLOSE_S` for those that run, then cancel them."""
@@ -64,28 +84,54 @@ class TransactionRunner:
             await asyncio.wait(late)
 
 
-async def run_transaction(
-    engine: AsyncEngine,
-    work: Callable[Concatenate[Connection, P], T],
-    *args: P.args,
-    **kwargs: P.kwargs,
-) -> T:
+async def run_transaction(engine: AsyncEngine, work: Callable[[Connection], T]) -> T:
     """
     Return what `work` returns in a transaction of its own; tried `TRIES` times where the database asks for it.
 
     Raises:
-        What `work` raises, and StorageError.
+        What `work` raises.
+        StorageError: nothing was changed; or, with fate UNKNOWN, the connection broke while the database committed.
     """
     for left in reversed(range(TRIES)):
+        committing = False
         try:
-            async with engine.begin() as connection:
-                return await connection.run_sync(work, *args, **kwargs)
+            async with engine.connect() as connection:
+                try:
+                    async with connection.begin() as transaction:
+                        done = await connection.run_sync(work)
+                        committing = True
+                        await transaction.commit()
+                        return done
+                except asyncio.CancelledError:
+                    await _give_back(connection)
+                    raise
         except DBAPIError as error:
             if not left or getattr(error.orig, "sqlstate", None) not in _RETRY_STATES:
-                raise storage_error(error, engine.url) from error
+                raise _failed(error, engine.url, committing=committing) from error
         except (SQLAlchemyError, OSError) as error:
-            raise storage_error(error, engine.url) from error
+            raise _failed(error, engine.url, committing=committing) from error
     raise AssertionError("unreachable")
+
+
+def _failed(error: Exception, url: URL, *, committing: bool) -> StorageError:
+    """The error of a transaction; one whose commit had no answer may have been done."""
+    failed = storage_error(error, url)
+    answered = getattr(getattr(error, "orig", None), "sqlstate", None) is not None
+    if committing and not answered:
+        failed.fate = Fate.UNKNOWN
+        failed.hint = (
+            "The database may have done it: look at its effect before you repeat the call."
+        )
+    return failed
+
+
+async def _give_back(connection: AsyncConnection) -> None:
+    """Close the connection of a transaction that was cancelled: a rollback would wait for a database that is frozen."""
+    raw = await connection.get_raw_connection()
+    terminate = getattr(raw.driver_connection, "terminate", None)
+    if terminate is not None:
+        terminate()
+    await connection.invalidate()
 
 
 def ending_error() -> StorageError:

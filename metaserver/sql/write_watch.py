@@ -3,6 +3,8 @@
     a write fails ─▶ not writable, until a probe succeeds
     no write for QUIET_MS, or not writable ─▶ a health check makes a probe, at most one each PROBE_MS
 
+    asked, and no answer since SILENT_MS ─▶ silent, until the next answer
+
 A database that can be read and not written (a full disk, a standby) answers routes, and renews no lease.
 """
 
@@ -27,6 +29,8 @@ T = TypeVar("T")
 QUIET_MS = 5_000
 PROBE_MS = 500
 PROBE_TIMEOUT_S = 2.0
+SILENT_MS = 2_000
+"""A database that has answered nothing for so long, though it was asked, does not answer."""
 FACT = "written"
 
 
@@ -40,12 +44,21 @@ class WatchedDatabase:
         self._written_ms = clock.boot_ms()
         """When a write last succeeded; opening the database counts as one."""
         self._probed_ms = 0
+        self._asked = 0
+        """Transactions that were asked for and have not ended."""
+        self._unanswered_ms: int | None = None
+        """Since when nothing was answered, though something was asked; None: all was answered."""
         self._probe: asyncio.Task[None] | None = None
 
     @property
     def name(self) -> str:
         """Sqlite or postgresql."""
         return self._database.name
+
+    def on_new_connection(self, call: Callable[[], None]) -> None:
+        """Have `call` called at each new connection to a server; SQLite has none."""
+        if not isinstance(self._database, SqliteDatabase):
+            self._database.on_new_connection(call)
 
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -69,11 +82,34 @@ class WatchedDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.read`."""
-        return await self._database.read(work, *args, **kwargs)
+        return await self._answered(self._database.read(work, *args, **kwargs))
+
+    async def _answered(self, asked: Awaitable[T]) -> T:
+        """Note whether the database answers."""
+        if self._unanswered_ms is None:
+            self._unanswered_ms = self._boot_ms()
+        self._asked += 1
+        silent = False
+        try:
+            return await asked
+        except (StorageError, asyncio.CancelledError) as error:
+            silent = not isinstance(error, BrokerGroupTakenError)
+            raise
+        finally:
+            self._asked -= 1
+            if not silent:
+                self._unanswered_ms = self._boot_ms() if self._asked else None
+
+    def silence(self) -> str:
+        """Return for how long it has not answered; "": it answers."""
+        if self._unanswered_ms is None:
+            return ""
+        silent_ms = self._boot_ms() - self._unanswered_ms
+        return f"nothing for {silent_ms // 1000} s" if silent_ms >= SILENT_MS else ""
 
     async def _watched(self, written: Awaitable[T]) -> T:
         try:
-            answer = await written
+            answer = await self._answered(written)
         except BrokerGroupTakenError:  # of a broker's folder, and no failure of the database
             raise
         except StorageError as error:

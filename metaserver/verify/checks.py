@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -30,6 +31,15 @@ IDLE_MS_MAX = 30_000
 """An operation without a driver for longer than this is stuck."""
 
 
+class Lacking(NamedTuple):
+    """Something that a broker group has and the database lacks."""
+
+    broker_group: str
+    partition_id: int
+    text: str
+    """A sentence of it, for people."""
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """A check; `find` yields a sentence for each violation of its claim."""
@@ -47,6 +57,7 @@ class Index:
         self.before, self.answers, self.after = views.before, views.answers, views.after
         self.at_broker: dict[tuple[str, int], PartitionStatus] = {}
         self.silent: dict[str, str] = {}
+        self._answered = {each.broker_group for each in views.answers if each.hosted is not None}
         for answer in views.answers:
             if answer.hosted is None:
                 self.silent[answer.broker_group] = answer.problem
@@ -58,6 +69,10 @@ class Index:
         """The status of a partition at its broker group; None if the broker does not host it or did not answer."""
         partition = view.partition
         return self.at_broker.get((partition.broker_group, partition.partition_id))
+
+    def answered(self, broker_group: str) -> bool:
+        """Whether a broker group has answered."""
+        return broker_group in self._answered
 
     def was_known(self, subject_id: int, name: str) -> bool:
         """Whether the first view of the database has a consumer group that may have been deleted since."""
@@ -269,21 +284,28 @@ def _hosted_facts(
 
 
 def _nothing_foreign(index: Index) -> Iterator[str]:
+    for each in _lacking_partitions(index):
+        yield each.text
+
+
+def _lacking_partitions(index: Index) -> Iterator[Lacking]:
+    """Partitions that brokers host, and that SQL does not know, or knows elsewhere."""
     for (group, partition_id), status in index.at_broker.items():
         # A partition of which only the first view knows was dropped after its broker was asked.
         known = index.after.partitions.get(partition_id) or index.before.partitions.get(
             partition_id
         )
         if known is None:
-            yield f"{group!r} hosts partition {partition_id} of {status.subject!r}, which SQL does not know"
+            text = f"{group!r} hosts partition {partition_id} of {status.subject!r}, which SQL does not know"
         elif known.partition.broker_group != group:
-            yield (
-                f"{group!r} hosts partition {partition_id}, which is of "
-                f"{known.partition.broker_group!r}"
-            )
+            text = f"{group!r} hosts partition {partition_id}, which is of {known.partition.broker_group!r}"
+        else:
+            continue
+        yield Lacking(group, partition_id, text)
 
 
-def _seals_agree(index: Index) -> Iterator[str]:
+def _lacking_seals(index: Index) -> Iterator[Lacking]:
+    """Partitions that are open in SQL and sealed at their brokers, though no operation seals them."""
     sealing = {
         partition_id
         for view in (index.before, index.after)
@@ -291,6 +313,48 @@ def _seals_agree(index: Index) -> Iterator[str]:
         for partition_id, action in operation.steps.items()
         if action is StepAction.SEAL
     }
+    for row in index.after.partitions.values():
+        status = index.status(row)
+        partition_id = row.partition.partition_id
+        sealed = status is not None and status.state is SEALED
+        if row.partition.state is OPEN and sealed and partition_id not in sealing:
+            text = f"partition {partition_id} is open in SQL and sealed at its broker"
+            yield Lacking(row.partition.broker_group, partition_id, text)
+
+
+def _lacking_removals(index: Index) -> Iterator[Lacking]:
+    """Partitions that SQL has before and after their brokers were asked, which do not host them."""
+    for row in index.before.partitions.values():
+        partition = row.partition
+        later = index.after.partitions.get(partition.partition_id)
+        if partition.state not in {OPEN, SEALED} or later is None:
+            continue
+        if later.partition.state not in {OPEN, SEALED} or not index.answered(
+            partition.broker_group
+        ):
+            continue
+        if index.status(row) is None:
+            text = f"partition {partition.partition_id} is not hosted by {partition.broker_group!r}"
+            yield Lacking(partition.broker_group, partition.partition_id, text)
+
+
+def lacking(index: Index) -> Iterator[Lacking]:
+    """
+    What brokers have and the database lacks: partitions, seals, removals.
+
+    Only a database that went back lacks it: brokers are asked for what is in the database already.
+    """
+    known = index.before.partitions.keys() | index.after.partitions.keys()
+    highest = max(known, default=0)
+    for each in _lacking_partitions(index):
+        # An id that was given before and is not known is that of a deleted one, in an older copy of a data folder.
+        if each.partition_id in known or each.partition_id > highest:
+            yield each
+    yield from _lacking_seals(index)
+    yield from _lacking_removals(index)
+
+
+def _seals_agree(index: Index) -> Iterator[str]:
     for row in index.before.partitions.values():
         status = index.status(row)
         partition_id = row.partition.partition_id
@@ -307,12 +371,8 @@ def _seals_agree(index: Index) -> Iterator[str]:
                 f"partition {partition_id} ends at {row.end_offset} in SQL, "
                 f"at {status.next_offset} at its broker"
             )
-    for row in index.after.partitions.values():
-        status = index.status(row)
-        partition_id = row.partition.partition_id
-        sealed = status is not None and status.state is SEALED
-        if row.partition.state is OPEN and sealed and partition_id not in sealing:
-            yield f"partition {partition_id} is open in SQL and sealed at its broker"
+    for each in _lacking_seals(index):
+        yield each.text
 
 
 def _one_broker(index: Index) -> Iterator[str]:

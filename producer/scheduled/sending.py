@@ -322,7 +322,7 @@ class LaterSending:
             asked = self._routes[subject] = start_task(call)
             if len(self._routes) > ROUTES_MAX + len(self._pending):
                 self._forget_routes()
-        route = await asyncio.shield(asked)
+        route = await shared(asked, "the producer was closed")
         available = _available(route)
         if not available:
             still_open = route.open_partitions()

@@ -39,11 +39,19 @@ class NotSentError(UnreachableError):
 
 
 class OutcomeUnknownError(UnreachableError):
-    """The request went out and no answer came."""
+    """The request went out and no answer came; the fate of one that only reads is NOT_DONE."""
 
     code = 1202
     summary = "the connection ended before the answer"
     hint = "The call may have been done: look at its effect before you repeat it."
+
+    @classmethod
+    def of_read(cls, text: str) -> Self:
+        """Of a request that changes nothing, whatever became of it."""
+        error = cls(text)
+        error.fate = Fate.NOT_DONE
+        error.hint = "It only reads, so nothing was changed: ask again."
+        return error
 
 
 class ResetUnfinishedError(UnreachableError):

@@ -547,14 +547,14 @@ class FolderBehindError(RefusedError):
 
 
 class DatabaseEmptyError(RefusedError):
-    """The metaserver's database has no subject, but a broker has partitions."""
+    """The metaserver's database lacks what brokers have: it is empty beside their partitions, or it went back."""
 
     code = 1221
-    summary = "the metaserver's database is empty, and a broker has partitions"
+    summary = "the metaserver's database lacks what brokers have"
     retry = RetryRule.LATER
     hint = (
-        "Start the metaserver with the database that was in use, or make it anew from the brokers: "
-        "keylane meta rebuild"
+        "Start the metaservers with the database that was in use, or stop them and make an empty one from the brokers: "
+        "keylane meta rebuild.  keylane meta verify shows each difference."
     )
     broker_group = Detail(str)
     partitions = Detail(int)

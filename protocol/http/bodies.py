@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import msgspec
 
 from ..errors import InvalidRequestError
+from ..ids import check_name
 from ..text import bad_text
 
 
@@ -28,3 +31,42 @@ def encode_body(body: object) -> bytes:
         return b"" if body is None else encode_json(body)
     except UnicodeEncodeError as error:
         raise InvalidRequestError(bad_text(error)) from None
+
+
+NAMES = frozenset({"subject", "group", "broker_group", "instance"})
+"""Parameters and fields that are names."""
+
+
+def check_no_nul(call: str, body: bytes, params: Mapping[str, str]) -> None:
+    """
+    Check that no text of a call has U+0000: PostgreSQL stores none, and both databases take the same calls.
+
+    Args:
+        body: JSON, or b"".
+        params: of path, query and headers.
+
+    Raises:
+        InvalidNameError, InvalidRequestError: names the first place that has it.
+    """
+    given: object = params
+    # JSON has it as an escape alone; an escaped backslash may stand before such letters.
+    if b"\\u0000" in body:
+        given = [params, msgspec.json.decode(body)]
+    for place, text in _texts_with_nul(given, ""):
+        if place in NAMES:
+            check_name(place.replace("_", " "), text)
+        raise InvalidRequestError(f"{call}: {place[:80]!r} has the character U+0000")
+
+
+def _texts_with_nul(value: object, place: str) -> Iterator[tuple[str, str]]:
+    """The name of the field, and the text, of each text that has one."""
+    if isinstance(value, str):
+        if "\0" in value:
+            yield place, value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _texts_with_nul(name, "name of a field")
+            yield from _texts_with_nul(item, name)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts_with_nul(item, place)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from ...protocol.errors import InternalError, KeylaneError, NotSentError, OutcomeUnknownError
+from ...protocol.errors import InternalError, KeylaneError, NotSentError
 from ...protocol.frames import (
     Answer,
     Refused,
@@ -297,7 +297,7 @@ class SimChannel:
     def _end_late(self, correlation_id: int) -> None:
         call = self._waiting.pop(correlation_id, None)
         if call is not None:
-            call.failed(OutcomeUnknownError(f"no answer from {self._address} in time"))
+            call.unanswered(f"no answer from {self._address} in time")
 
     def receive(self, frame: bytes) -> None:
         """Take a frame of the server."""
@@ -319,7 +319,7 @@ class SimChannel:
             self._broken = reason
             waiting, self._waiting = self._waiting, {}
             for call in waiting.values():
-                call.failed(OutcomeUnknownError(f"the connection ended: {reason}"))
+                call.unanswered(f"the connection ended: {reason}")
 
     async def close(self) -> None:
         """See `Channel.close`."""

@@ -135,3 +135,10 @@ class MemoryDatabase:
     async def problem(self) -> str:
         """Why it cannot be written: it always can."""
         return ""
+
+    def on_new_connection(self, call: Callable[[], None]) -> None:
+        """It has none: it is in this process."""
+
+    def silence(self) -> str:
+        """For how long it has not answered: it always does."""
+        return ""

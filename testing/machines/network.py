@@ -27,10 +27,10 @@ from ...protocol.errors import (
     InvalidRequestError,
     KeylaneError,
     NotSentError,
-    OutcomeUnknownError,
 )
 from ...protocol.frames import Request
 from ...protocol.http.bodies import encode_body, encode_json
+from ...rpc.network import no_answer
 from ...rpc.plane.prompt import DataService
 from ...rpc.server import ControlRoute, status_of
 from .connection import Connection, SimChannel
@@ -270,11 +270,11 @@ class SimNetwork:
             async with asyncio.timeout(timeout_ms / 1000):
                 status, data = await future
         except TimeoutError:
-            raise OutcomeUnknownError(f"no answer from {address} to {method} {path}") from None
+            raise no_answer(method, path, f"no answer from {address} to {method} {path}") from None
         if status == 0:
             raise NotSentError(f"cannot reach {address}", address=address)
         if status == -1:
-            raise OutcomeUnknownError(f"no answer from {address} to {method} {path}: reset")
+            raise no_answer(method, path, f"no answer from {address} to {method} {path}: reset")
         if status == 200:
             return msgspec.json.decode(data, type=answer)
         raise msgspec.json.decode(data, type=ErrorBody).error()
@@ -345,7 +345,9 @@ class _ControlCall:
             body: Any = None
             if route.endpoint.request is not None:
                 body = msgspec.json.decode(self._packed, type=route.endpoint.request)
-            result = await route.handler(body, self._query | params)
+            params = self._query | params
+            route.check(self._packed, params)
+            result = await route.handler(body, params)
             status, data = 200, encode_json(result)
         except msgspec.MsgspecError as error:
             status, data = 400, encode_json(ErrorBody.of(InvalidRequestError(str(error))))

@@ -1,6 +1,6 @@
 """`keylane cluster check`: asks every server of a cluster, and tells what does not fit and what to do.
 
-metaservers ─▶ their brokers ─▶ each: reached?  certificate?  figures (GET /metrics) ─▶ findings (`judge_reports`)
+metaservers ─▶ their brokers ─▶ each: reached?  ready?  certificate?  figures (GET /metrics) ─▶ findings (`judge_reports`)
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ import typer
 
 from ....admin import Admin
 from ....protocol.address import addresses_of, parse_address
-from ....protocol.errors import AccessDeniedError, KeylaneError, UnauthenticatedError
+from ....protocol.control import Health
+from ....protocol.endpoints import READY
+from ....protocol.errors import (
+    AccessDeniedError,
+    ForeignServerError,
+    KeylaneError,
+    UnauthenticatedError,
+)
 from ....protocol.http.tls_settings import TlsSettings
 from ....rpc.http_network import HttpNetwork, client_network
 from ....rpc.tls.contexts import client_context
@@ -92,6 +99,7 @@ async def _report(
         asked_s = time.time()
         text, date = await network.text(address, "/metrics", timeout_ms=TIMEOUT_MS)
         middle_s = (asked_s + time.time()) / 2
+        health = await _health(network, address)
         ends_s, names = await _certificate(address, tls)
     except KeylaneError as error:
         return ServerReport(
@@ -111,9 +119,24 @@ async def _report(
         certificate_names=names,
         insecure_network=figures.insecure,
         access_off=figures.access_off,
+        not_ready="" if health.ready else health.reason,
+        not_ready_advice=str(health.details.get("advice", "")),
         disk_bytes=figures.disk_bytes,
         disk_free_bytes=figures.disk_free_bytes,
     )
+
+
+async def _health(network: HttpNetwork, address: str) -> Health:
+    """Whether a server is ready, and why not.  Raises KeylaneError."""
+    text, _date = await network.text(
+        address, READY.path, timeout_ms=TIMEOUT_MS, statuses=(200, 503)
+    )
+    try:
+        return msgspec.json.decode(text, type=Health)
+    except msgspec.MsgspecError as error:
+        raise ForeignServerError(
+            f"{address} answered GET {READY.path} not as a keylane server: {error}", address=address
+        ) from error
 
 
 class _Figures(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,9 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     certificate_names: tuple[str, ...] = ()
     insecure_network: bool = False
     access_off: bool = False
+    not_ready: str = ""
+    """Why the server gets no clients; "": it is ready."""
+    not_ready_advice: str = ""
     disk_bytes: int | None = None
     disk_free_bytes: int | None = None
 
@@ -87,6 +90,11 @@ def _of_server(report: ServerReport, now_s: float) -> list[Finding]:
     if report.failure:
         return [Finding(report.failure, report.advice, address)]
     findings = []
+    if report.not_ready:
+        advice = (
+            report.not_ready_advice or "It is ready again once that is over; its log says more."
+        )
+        findings.append(Finding(f"it is not ready: {report.not_ready}", advice, address))
     clock, ends = report.clock_difference_s, report.certificate_ends_s
     if clock is not None and abs(clock) > CLOCK_DIFFERENCE_S_MAX:
         way = "ahead of" if clock > 0 else "behind"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +26,7 @@ def init_cluster(folder: Path, plan: ClusterPlan, *, keylane: str, output: Outpu
     Write the files, and say what to do with them.
 
     Raises:
-        ClusterFolderError: the folder is not empty, or cannot be written; files in it are not changed.
+        ClusterFolderError: the folder is not empty, or cannot be written; what was in it is not changed.
     """
     _claim(folder)
     authority = CertificateAuthority("keylane cluster", dt.datetime.now(dt.UTC))
@@ -32,11 +34,24 @@ def init_cluster(folder: Path, plan: ClusterPlan, *, keylane: str, output: Outpu
     try:
         for path, content, mode in _files(plan, authority, tokens, keylane):
             _write(folder / path, content, mode)
-    except OSError as error:
+    except BaseException as error:
+        _empty(folder)
+        if not isinstance(error, OSError):
+            raise
         raise ClusterFolderError(
             f"cannot write to {folder}: {error.strerror}", path=str(folder)
         ) from error
     _say(folder, plan, tokens, output)
+
+
+def _empty(folder: Path) -> None:
+    """Remove what was written, so that the next run finds the folder empty, as this one did."""
+    for path in list(folder.iterdir()):
+        with contextlib.suppress(OSError):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def _claim(folder: Path) -> None:

@@ -9,6 +9,7 @@ from ipaddress import ip_address
 
 from ....protocol.address import is_host
 from ....protocol.errors import ConfigError
+from ....protocol.text import url_problem
 from .tokens import ClusterTokens
 
 SETTINGS_FILE = "keylane.toml"
@@ -61,6 +62,8 @@ class ClusterPlan:
             ("postgresql://", "postgresql+asyncpg://")
         ):
             problems.append("the database is postgresql://user:password@host/name")
+        elif self.postgresql is not None and (unescaped := url_problem(self.postgresql, new=True)):
+            problems.append(f"cannot use the URL of --postgresql: {unescaped}")
         if problems:
             raise ConfigError("; ".join(problems), problems=len(problems))
 

@@ -8,14 +8,16 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
-from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join
+from keylane.protocol.control import AcceptFolder, BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.errors import (
     BrokerAddressError,
     InvalidNameError,
     InvalidRequestError,
     MessageTooLargeError,
 )
+from keylane.protocol.groups import SuspendGroup
 from keylane.protocol.limits import CONTROL_BYTES_MAX
 from keylane.protocol.membership.versions import VERSION
 from support.brokers.hosting_broker import MetaAndBroker, running_house
@@ -59,6 +61,23 @@ async def test_illegal_name_is_refused_by_every_call(house: MetaAndBroker, name:
             await house.meta.route(name)
     assert (await house.meta.groups("s")).groups == []
     assert await house.meta.subjects() == before
+
+
+async def test_text_with_a_nul_is_refused_by_every_call(house: MetaAndBroker) -> None:
+    """PostgreSQL has no such text, and SQLite took it."""
+    await house.meta.create_subject(CreateSubject(subject="nul"))
+    report = BrokerHeartbeat(broker_group="new", broker_id="x", address="127.0.0.1:1")
+    for call in (
+        lambda: house.meta.join(Join(subject="nul", group="g", session=A, client="a\0b")),
+        lambda: house.meta.broker_heartbeat(replace(report, broker_id="a\0b")),
+        lambda: house.meta.broker_heartbeat(replace(report, problem="\0")),
+        lambda: house.meta.broker_heartbeat(replace(report, opening="\0")),
+        lambda: house.meta.suspend_group("nul", "g", SuspendGroup(client="\0", suspended=True)),
+        lambda: house.meta.accept_folder("new", AcceptFolder(address="\0")),
+    ):
+        with pytest.raises(InvalidRequestError, match=r"U\+0000"):
+            await call()
+    assert (await house.meta.groups("nul")).groups == []
 
 
 @pytest.mark.parametrize(

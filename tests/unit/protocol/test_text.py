@@ -14,6 +14,7 @@ from keylane.protocol.text import (
     printable,
     refused_value,
     seconds,
+    url_problem,
     without_password,
 )
 
@@ -105,3 +106,24 @@ def test_refused_value_names_the_allowed_ones(kind, given, ending):
 )
 def test_url_is_shown_without_its_password(url: str, shown: str):
     assert without_password(url) == shown
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite+aiosqlite:////home/a@b/c:d.db",
+        "postgresql+asyncpg://keylane@/t?host=/tmp/x@y",
+        "postgresql+asyncpg://u:p%40@[::1]:5432/db",
+        "postgresql://u:p:q@h/db",
+        "mysql+asyncmy://h:3306/x",
+    ],
+)
+def test_url_problem_is_empty_when_the_url_is_read_as_meant(url: str) -> None:
+    assert url_problem(url) == ""
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://u:p@q@h/db", "mysql://u:p@q/r@h/db", "postgresql://u:p@q:r/s/db"]
+)
+def test_url_problem_says_the_rule_when_a_password_is_not_escaped(url: str) -> None:
+    assert "@ is written %40" in url_problem(url)

@@ -28,6 +28,7 @@ from keylane.protocol.frames import (
 )
 from keylane.protocol.limits import FRAME_BYTES_MAX, IN_FLIGHT_PER_CONNECTION_MAX
 from keylane.rpc.client import BrokerClient
+from keylane.rpc.network import Call
 from keylane.rpc.server import Server
 
 
@@ -118,6 +119,18 @@ async def test_fault_of_the_server_is_told_without_its_secrets(channel, caplog):
     assert answer.durable == "fsync"
 
 
+@pytest.mark.parametrize(
+    ("kind", "fate"), [(Read, Fate.NOT_DONE), (Append, Fate.UNKNOWN), (Pull, Fate.UNKNOWN)]
+)
+async def test_request_without_an_answer_is_not_done_only_if_it_reads(kind, fate):
+    """A pull renews the lock of its partition."""
+    call = Call(asyncio.get_running_loop().create_future(), None, kind, 1_000)
+    call.unanswered("the connection ended")
+    with pytest.raises(OutcomeUnknownError) as caught:
+        await call.future
+    assert caught.value.fate is fate
+
+
 async def test_no_answer_in_time_leaves_the_outcome_unknown(channel, desk):
     """A deadline that passes raises OutcomeUnknownError; the late answer does no harm."""
     before = time.monotonic()
@@ -193,15 +206,15 @@ async def test_server_that_stops_leaves_outcomes_unknown(channel, server, desk):
     assert caught.value.fate is Fate.NOT_DONE
 
 
-async def test_cut_wire_leaves_outcomes_unknown(network, wire, desk):
-    """A connection that breaks without a goodbye ends its calls at once, not at their deadline."""
+async def test_cut_wire_ends_its_calls_at_once(network, wire, desk):
+    """A connection that breaks without a goodbye does not leave them until their deadline."""
     channel = await network.open_channel(wire.address, timeout_ms=2_000)
     calls = [asyncio.create_task(channel.call(Read(1, n, 0), timeout_ms=60_000)) for n in range(3)]
     await until(lambda: len(desk.arrived) == 3)
     wire.cut()
     for ended in await asyncio.gather(*calls, return_exceptions=True):
         assert isinstance(ended, OutcomeUnknownError)
-        assert ended.fate is Fate.UNKNOWN
+        assert ended.fate is Fate.NOT_DONE  # they only read
     assert channel.closed
     await channel.close()
 

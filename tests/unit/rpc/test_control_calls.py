@@ -25,9 +25,11 @@ from keylane.protocol.control import (
 )
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
+    DataFolderError,
     DiskFullError,
     Fate,
     FencedError,
+    FlushFailedError,
     ForeignServerError,
     InternalError,
     InvalidRequestError,
@@ -140,7 +142,10 @@ async def test_queries_of_a_route_arrive(client, meta):
         (SessionUnknownError(), 410),
         (InvalidRequestError("no"), 400),
         (BrokerReadOnlyError(), 503),
-        (DiskFullError(path="/x"), 500),
+        (DiskFullError(path="/x"), 503),
+        (StorageError("the database is locked"), 503),
+        (DataFolderError("cannot open the database"), 503),
+        (FlushFailedError(), 500),
         (NotSentError("the broker"), 503),
         (InternalError(), 500),
     ],

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from keylane.protocol.control import Health
-from keylane.protocol.errors import NotSentError, OutcomeUnknownError
+from keylane.protocol.errors import Fate, NotSentError, OutcomeUnknownError
 from keylane.rpc.reasons import reason
 
 
@@ -88,3 +88,30 @@ async def test_traceback_has_one_line_of_the_cause_when_a_server_ends_the_connec
     text = shown(caught.value)
     assert re.match(r"(aiohttp\S+|ConnectionResetError): ", text)
     assert "site-packages" not in text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "fate"),
+    [
+        ("GET", "/v1/subjects", Fate.NOT_DONE),
+        ("POST", "/v1/partitions/bounds", Fate.NOT_DONE),
+        ("POST", "/v1/subjects", Fate.UNKNOWN),
+        ("DELETE", "/v1/subjects/s", Fate.UNKNOWN),
+    ],
+)
+async def test_call_that_times_out_is_not_done_only_if_it_reads(network, method, path, fate):
+    """The hint says so too."""
+    came = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()  # until the client leaves
+        writer.close()
+        came.set()
+
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
+        address = "{}:{}".format(*server.sockets[0].getsockname())
+        with pytest.raises(OutcomeUnknownError, match="timed out") as caught:
+            await network.control(method, address, path, Health, timeout_ms=200)
+        await asyncio.wait_for(came.wait(), 60)
+    assert caught.value.fate is fate
+    assert ("may have been done" in caught.value.hint) == (fate is Fate.UNKNOWN)

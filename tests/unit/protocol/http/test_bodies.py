@@ -8,8 +8,8 @@ from enum import IntEnum, StrEnum
 import numpy as np
 import pytest
 
-from keylane.protocol.errors import InvalidRequestError
-from keylane.protocol.http.bodies import encode_body
+from keylane.protocol.errors import InvalidNameError, InvalidRequestError
+from keylane.protocol.http.bodies import check_no_nul, encode_body
 
 
 class ShownText(str):  # noqa: SLOT000 - as programs write them
@@ -59,3 +59,29 @@ def test_body_is_refused_when_a_text_in_it_is_no_unicode():
 def test_body_is_refused_when_a_value_has_no_json():
     with pytest.raises(TypeError, match="object is no type of the wire"):
         encode_body([object()])
+
+
+@pytest.mark.parametrize(
+    ("body", "params", "place"),
+    [
+        (b'{"client":"a\\u0000b"}', {}, "client"),
+        (b'{"a":[{"client":"\\u0000"}]}', {}, "client"),
+        (b'{"deep":{"x\\u0000":1}}', {}, "name of a field"),
+        (b"", {"order_strategy": "\0"}, "order_strategy"),
+    ],
+)
+def test_text_with_a_nul_is_refused_by_the_name_of_its_field(body, params, place):
+    with pytest.raises(InvalidRequestError, match=f"POST /x: '{place}' has the character U"):
+        check_no_nul("POST /x", body, params)
+
+
+def test_name_with_a_nul_is_an_invalid_name():
+    with pytest.raises(InvalidNameError):
+        check_no_nul("POST /x", b'{"subject":"a\\u0000b"}', {})
+    with pytest.raises(InvalidNameError):
+        check_no_nul("GET /x", b"", {"group": "\0"})
+
+
+def test_escaped_backslash_before_u0000_is_taken():
+    """It is six letters, and no NUL."""
+    check_no_nul("POST /x", b'{"client":"a\\\\u0000b"}', {"subject": "s"})

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from keylane.broker.settings import broker_settings
+from keylane.cli.commands.cluster import init
 from keylane.cli.commands.cluster.plan import ClusterPlan
 from keylane.cli.commands.cluster.tokens import ClusterTokens
+from keylane.cli.options import OutputFormat
 from keylane.metaserver.settings import metaserver_settings
-from keylane.protocol.errors import ConfigError
+from keylane.protocol.errors import ClusterFolderError, ConfigError
 
 TOKENS = ClusterTokens(["g1", "g2", "g3"])
 GIVEN = {"postgresql": None, "data": "/data", "meta_port": 7000, "broker_port": 7100}
@@ -92,3 +94,37 @@ def test_plan_refuses_metaservers_that_cannot_be(meta_only, postgresql) -> None:
     with pytest.raises(ConfigError) as caught:
         plan_of("a", meta_only=meta_only, postgresql=postgresql)
     assert caught.value.problems == 1
+
+
+@pytest.mark.parametrize("password", ["pa@ss:w/rd%1", "pa@ss", "pa@s/s", "50%"])
+def test_url_with_an_unescaped_password_is_refused_with_the_rule(password: str) -> None:
+    with pytest.raises(ConfigError, match=r"@ is written %40.* % is %25") as refused:
+        plan_of("a", postgresql=f"postgresql://u:{password}@db/keylane")
+    assert password not in str(refused.value)
+
+
+@pytest.mark.parametrize("password", ["pa%40ss%3Aw%2Frd%251", "plain", ""])
+def test_url_with_an_escaped_password_is_taken(password: str) -> None:
+    assert plan_of("a", postgresql=f"postgresql://u:{password}@db/keylane").postgresql
+
+
+def test_init_works_in_the_folder_of_a_run_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the first run is left: neither files nor keys."""
+    folder, written = tmp_path / "made", []
+    write = init._write
+
+    def full(path: Path, content: bytes, mode: int) -> None:
+        if len(written) == 5:
+            raise OSError(28, "No space left on device")
+        written.append(path)
+        write(path, content, mode)
+
+    monkeypatch.setattr(init, "_write", full)
+    with pytest.raises(ClusterFolderError, match="No space left"):
+        init.init_cluster(folder, plan_of("a"), keylane="keylane", output=OutputFormat.JSON)
+    assert list(folder.iterdir()) == []
+    monkeypatch.setattr(init, "_write", write)
+    init.init_cluster(folder, plan_of("a"), keylane="keylane", output=OutputFormat.JSON)
+    assert (folder / "a" / "keylane.toml").exists()

@@ -1,0 +1,165 @@
+"""Notices a database that went back behind the brokers: a fail-over that lost commits, an older copy.  Shell around `checks.py`.
+
+    a start, a new connection to the database,      ─▶ database ─▶ brokers ─▶ database ─▶ it lacks what brokers have, twice
+    a broker that comes back, or has a higher id               (`lacking`)                     │
+                                                                                               ▼
+    agreement once more ─▶ the fact is deleted          the fact BEHIND: calls create nothing, readiness and a metric say so
+
+A database that lost nothing of what brokers have is not found behind, whatever else it lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+
+from ...protocol.errors import KeylaneError
+from ...protocol.text import counted
+from ...rpc.client import BrokerClient
+from ...rpc.network import Network
+from ..cluster.lost_database import behind_error, note_behind, read_behind
+from ..sql.database import Database
+from .checks import Index, Lacking, lacking
+from .reader import read_sql_view
+from .views import BrokerAnswer, BrokerRow, Views
+
+log = logging.getLogger("keylane.metaserver")
+LOOK_S = 5.0
+"""How often the fact is read, and how often the brokers are asked while it holds."""
+CONFIRM_S = 1.0
+"""Between the two comparisons that have to find the same."""
+REST_SHARE = 4
+"""How much longer than a round the pause after it is: reasons come in crowds, as when all brokers were late."""
+ASK_TIMEOUT_MS = 3_000
+ASKED_AT_ONCE_MAX = 16
+PATIENCE_S = 4.0
+"""How long a call that changes partitions waits for a comparison: the first one of a metaserver, or after a new connection."""
+
+
+class AgreementWatch:
+    """Compares the database with brokers when there is a reason, and notes whether it lacks what they have."""
+
+    def __init__(self, database: Database, network: Network) -> None:
+        self._database = database
+        self._network = network
+        self._doubted: set[str] | None = None
+        """Broker groups to ask; None: all."""
+        self._doubt = asyncio.Event()
+        self._doubt.set()  # the first comparison is that of the start
+        self._settled = asyncio.Event()
+        self._evidence: frozenset[str] = frozenset()
+        """The broker groups that had more than the database when they were asked last."""
+        self._said = False
+        """Whether the log has the line of this state."""
+
+    def doubt(self, broker_group: str | None = None) -> None:
+        """Have a broker group compared with the database soon; None: all of them, and calls that create wait for it."""
+        if broker_group is None:
+            self._doubted = None
+            self._settled.clear()
+        elif self._doubted is not None:
+            self._doubted.add(broker_group)
+        self._doubt.set()
+
+    async def settled(self) -> None:
+        """Return once a comparison that creations have to wait for is over, or after `PATIENCE_S`."""
+        if not self._settled.is_set():
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await self._settled.wait()
+            except TimeoutError:
+                pass  # a broker or the database does not answer: the call itself finds out
+
+    async def run(self) -> None:
+        """Compare when there is a reason, until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._doubt.wait()
+            except TimeoutError:
+                pass
+            clock = asyncio.get_running_loop().time
+            began_s = clock()
+            try:
+                await self.look()
+            except KeylaneError as error:
+                log.debug("cannot compare the database with the brokers: %s", error.message)
+                self._doubt.set()
+                await asyncio.sleep(CONFIRM_S)
+            await asyncio.sleep(min(LOOK_S, REST_SHARE * (clock() - began_s)))
+
+    async def look(self) -> None:
+        """Do one round: read the fact, ask the brokers if there is a reason, write the fact.  Raises StorageError."""
+        known = await self._database.read(read_behind)
+        if not known and not self._doubt.is_set():
+            self._say(known)
+            return
+        self._doubt.clear()
+        doubted, self._doubted = self._doubted, set()
+        wanted = None if known or doubted is None else doubted
+        try:
+            found = await self._compare(wanted)
+            if found and not known:
+                await asyncio.sleep(CONFIRM_S)
+                found &= await self._compare(wanted)
+        except KeylaneError:
+            self._doubted = None if doubted is None else doubted | (self._doubted or set())
+            raise
+        if found and not known:
+            known = _sentence(found)
+            await self._database.write(note_behind, known)
+        elif known and not found and not self._evidence:
+            known = ""
+            await self._database.write(note_behind, known)
+        self._say(known)
+        if not self._doubt.is_set() or self._doubted is not None:
+            self._settled.set()
+
+    async def _compare(self, wanted: Collection[str] | None) -> set[Lacking]:
+        """What the database lacks of what these broker groups have; None: all groups."""
+        before = await self._database.read(read_sql_view)
+        limit = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
+        chosen = [row for row in before.brokers if wanted is None or row.broker_group in wanted]
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(self._ask(row, limit)) for row in chosen]
+        answers = [answer for task in asked if (answer := task.result()) is not None]
+        after = await self._database.read(read_sql_view)
+        found = set(lacking(Index(Views(before=before, answers=answers, after=after))))
+        # A group that does not answer now is not known to agree, unless the database has no row of it any more.
+        answered = {answer.broker_group for answer in answers}
+        unheard = (self._evidence - answered) & {row.broker_group for row in after.brokers}
+        self._evidence = unheard | {each.broker_group for each in found}
+        return found
+
+    async def _ask(self, broker: BrokerRow, limit: asyncio.Semaphore) -> BrokerAnswer | None:
+        """The partitions of a broker group; None: its broker does not answer, or another one is at its address."""
+        async with limit:
+            client = BrokerClient(self._network, broker.address, timeout_ms=ASK_TIMEOUT_MS)
+            try:
+                hosted = await client.partitions()
+            except KeylaneError:
+                return None  # it is compared when it reports itself
+        if hosted.broker_group != broker.broker_group:
+            return None
+        if broker.broker_id and hosted.broker_id not in {"", broker.broker_id}:
+            return None
+        return BrokerAnswer(broker_group=broker.broker_group, address=broker.address, hosted=hosted)
+
+    def _say(self, lacks: str) -> None:
+        """Write a line when the state has changed, whichever metaserver has found it."""
+        if bool(lacks) == self._said:
+            return
+        self._said = bool(lacks)
+        if lacks:
+            error = behind_error(lacks)
+            log.error("%s; nothing is created meanwhile.  %s", error.message, error.hint)
+        else:
+            log.warning("the database has what brokers have again")
+
+
+def _sentence(found: Collection[Lacking]) -> str:
+    """What is lacking, in one sentence: the first of it, and how much more there is."""
+    first, *more = sorted(found)
+    rest = f", and {counted(len(more), 'difference')} more" if more else ""
+    return f"{first.text}{rest}"
