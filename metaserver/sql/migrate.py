@@ -27,7 +27,7 @@ from .schema import facts, metadata
 if TYPE_CHECKING:
     from alembic.config import Config  # loaded only where there is something to migrate
 
-HEAD = "0034"
+HEAD = "0035"
 """The newest revision.  With it an up-to-date database opens without importing Alembic."""
 OLDEST_READER = "0.1"
 """The oldest minor version whose programs can use a schema at HEAD.  Migrations that only add leave it: new tables, and

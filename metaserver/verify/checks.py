@@ -549,8 +549,6 @@ def missing_at_broker(
     Args:
         groups: the subject's groups in the first view of the database, before the broker was asked.
     """
-    if subject.retention is Retention.TIME:
-        return
     partition_id = row.partition.partition_id
     listed = {each.group for each in status.groups}
     served = row.partition.state in {PartitionState.OPEN, PartitionState.SEALED}
