@@ -2,6 +2,7 @@
 
 from ..protocol.control import (
     BrokerView,
+    GivenUp,
     GroupDeletion,
     GroupSummary,
     GroupView,
@@ -16,6 +17,7 @@ from ..protocol.control import (
 from ..protocol.groups import GroupPolicy, GroupSettings, GroupStart, StartAt
 from ..protocol.operations import (
     BusySubject,
+    GroupLoss,
     LossView,
     OperationKind,
     OperationList,
@@ -71,6 +73,8 @@ __all__ = [
     "GroupSettings",
     "GroupStart",
     "GroupSummary",
+    "GivenUp",
+    "GroupLoss",
     "GroupView",
     "Health",
     "HoldView",
