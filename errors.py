@@ -61,6 +61,7 @@ __all__ = [
     "CorruptLogError",
     "CreationFailedError",
     "CreationRunningError",
+    "CreationUnfinishedError",
     "CutOverError",
     "DataFolderError",
     "DataLossError",
