@@ -2,7 +2,7 @@
 
 from ..protocol.control import (
     BrokerView,
-    GivenUp,
+    GivenUpPartition,
     GroupDeletion,
     GroupSummary,
     GroupView,
@@ -73,7 +73,7 @@ __all__ = [
     "GroupSettings",
     "GroupStart",
     "GroupSummary",
-    "GivenUp",
+    "GivenUpPartition",
     "GroupLoss",
     "GroupView",
     "Health",

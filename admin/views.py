@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from ..protocol.control import (
     BrokerView,
-    GivenUp,
+    GivenUpPartition,
     GroupView,
     OwnerView,
     PartitionStatus,
@@ -132,7 +132,7 @@ class GroupDescription(Struct, frozen=True, kw_only=True):
     """How long ago a metaserver found that no consumer is heard any more; None: not yet, not said, or one is heard."""
     revision: str = ""
     """Where no consumer lives, the cursors are these as long as it is the same; see `Admin.publish_subject`."""
-    given_up: tuple[GivenUp, ...] = ()
+    given_up: tuple[GivenUpPartition, ...] = ()
     """What it had not read of partitions whose loss an operator has accepted, by partition."""
 
 

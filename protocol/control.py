@@ -344,7 +344,7 @@ class OwnerView(Struct, frozen=True, kw_only=True):
     expires_in_ms: int | None = None
 
 
-class GivenUp(Struct, frozen=True, kw_only=True):
+class GivenUpPartition(Struct, frozen=True, kw_only=True):
     """What a group had not read of a partition whose loss an operator has accepted."""
 
     partition_id: int
@@ -368,7 +368,7 @@ class GroupView(Struct, frozen=True, kw_only=True):
     silent_ms: int | None = None
     revision: str = ""
     """Another one after each grant, reset and change of its members; while none lives and none sets it, cursors stay.  "": not said."""
-    given_up: tuple[GivenUp, ...] = ()
+    given_up: tuple[GivenUpPartition, ...] = ()
     """By partition."""
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.control import GivenUp
+from ...protocol.control import GivenUpPartition
 from ...protocol.operations import GroupLoss, LossView, StepAction
 from ...protocol.routing import PartitionState
 from ..sql.dialect import insert_new
@@ -136,10 +136,10 @@ _of_group = (
 )
 
 
-def read_given_up(connection: Connection, group_id: int) -> tuple[GivenUp, ...]:
+def read_given_up(connection: Connection, group_id: int) -> tuple[GivenUpPartition, ...]:
     """Return what a group had not read of lost partitions, by partition."""
     return tuple(
-        GivenUp(
+        GivenUpPartition(
             partition_id=row.partition_id,
             name=row.name,
             broker_group=row.broker_group,

@@ -21,7 +21,7 @@ from keylane.testing import VirtualCluster, run
 from keylane.testing.machines.database import MemoryDatabase
 
 
-class Clock:
+class CountedMs:
     """Milliseconds that a test counts."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Clock:
 
 def test_joins_of_a_group_are_limited_when_no_heartbeat_is_late():
     """Those of another group begin all the same; one that ends makes room."""
-    admission = JoinAdmission(Clock())
+    admission = JoinAdmission(CountedMs())
     assert at_once(admission, "a") == AT_ONCE
     assert admission.begin_join("b")
     admission.end_join("a", took_ms=LATE_MS + 1)
@@ -42,7 +42,7 @@ def test_joins_of_a_group_are_limited_when_no_heartbeat_is_late():
 
 def test_more_joins_run_at_once_when_they_are_quick_and_fewer_when_they_are_slow():
     """Between a limit and one."""
-    admission = JoinAdmission(Clock())
+    admission = JoinAdmission(CountedMs())
     for took_ms, most in ((LATE_MS, AT_ONCE_MAX), (SLOW_MS + 1, 1)):
         for _ in range(2 * AT_ONCE_MAX):
             assert admission.begin_join("a")
@@ -62,9 +62,9 @@ def at_once(admission: JoinAdmission, group: str) -> int:
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_one_join_a_second_begins_when_heartbeats_are_late(ended: bool):
+def test_joins_begin_one_a_second_when_heartbeats_are_late(ended: bool):
     """A renewal is late while it lasts, and for a moment behind its end; then joins begin as before."""
-    clock = Clock()
+    clock = CountedMs()
     admission = JoinAdmission(clock)
     assert admission.begin_join("a")
     renewal = admission.begin_renewal()
