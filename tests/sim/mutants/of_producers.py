@@ -10,7 +10,7 @@ from keylane.producer import executor as executor_module
 from keylane.producer import sending as sending_module
 from keylane.producer.executor import Executor
 from keylane.producer.failure import Step, WaitStage
-from keylane.producer.given_up import GivenUpPartition
+from keylane.producer.given_up import GivenUp
 from keylane.producer.outgoing_batch import REORDERED, OutgoingBatch
 from keylane.producer.sender import SubjectSender
 from keylane.protocol.errors import Fate, SequenceGapError, StorageError, UnreachableError
@@ -56,7 +56,7 @@ def strict_gives_up_at_a_broken_disk(patches: Patches) -> None:
 
 def given_up_told_as_not_done(patches: Patches) -> None:
     """A message with a try that was not answered is told as not stored."""
-    patches.set(GivenUpPartition, "error", lambda self, *, unknown: self.cause.copy(Fate.NOT_DONE))
+    patches.set(GivenUp, "error", lambda self, *, unknown: self.cause.copy(Fate.NOT_DONE))
 
 
 class _TellsStored:
