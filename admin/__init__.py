@@ -2,6 +2,7 @@
 
 from ..protocol.control import (
     BrokerView,
+    GivenUpPartition,
     GroupDeletion,
     GroupSummary,
     GroupView,
@@ -17,6 +18,7 @@ from ..protocol.control import (
 from ..protocol.groups import GroupPolicy, GroupSettings, GroupStart, StartAt
 from ..protocol.operations import (
     BusySubject,
+    GroupLoss,
     LossView,
     OperationKind,
     OperationList,
@@ -73,6 +75,8 @@ __all__ = [
     "GroupSettings",
     "GroupStart",
     "GroupSummary",
+    "GivenUpPartition",
+    "GroupLoss",
     "GroupView",
     "Health",
     "HoldView",

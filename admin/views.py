@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from ..protocol.control import (
     BrokerView,
+    GivenUpPartition,
     GroupView,
     OwnerView,
     PartitionStatus,
@@ -131,6 +132,8 @@ class GroupDescription(Struct, frozen=True, kw_only=True):
     """How long ago a metaserver found that no consumer is heard any more; None: not yet, not said, or one is heard."""
     revision: str = ""
     """Where no consumer lives, the cursors are these as long as it is the same; see `Admin.publish_subject`."""
+    given_up: tuple[GivenUpPartition, ...] = ()
+    """What it had not read of partitions whose loss an operator has accepted, by partition."""
 
 
 def by_range(partitions: Iterable[Partition]) -> list[Partition]:
@@ -226,6 +229,7 @@ def describe_group(view: GroupView, statuses: dict[int, PartitionStatus | str]) 
         reset=view.reset,
         silent_ms=view.silent_ms,
         revision=view.revision,
+        given_up=view.given_up,
     )
 
 

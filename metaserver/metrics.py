@@ -22,7 +22,7 @@ from .cluster.lost_database import database_lost
 from .remembered import Remembered
 from .sql.database import Database
 from .sql.dialect import now_ms
-from .sql.schema import brokers, groups, leases, operations, sessions, subjects
+from .sql.schema import brokers, given_up, groups, leases, operations, sessions, subjects
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -40,6 +40,10 @@ class _Cluster(NamedTuple):
     groups: int
     sessions: dict[Labels, float]
     """Live sessions by subject and group."""
+    given_up: dict[Labels, float]
+    """Messages that groups had not read of lost partitions, at most, as far as known."""
+    given_up_partitions: dict[Labels, float]
+    """Such partitions by group, those included of which no number is known."""
     leases: int
     """Leases of live sessions."""
     operations: int
@@ -108,6 +112,16 @@ def _families(cluster: _Cluster) -> Iterable[Metric]:
     yield labelled(
         "keylane_group_sessions", "Live consumers of a group.", largest(cluster.sessions)
     )
+    yield labelled(
+        "keylane_group_given_up_messages",
+        "Messages, at most, that a group had not read of partitions whose loss was accepted; those of known number.",
+        largest(cluster.given_up),
+    )
+    yield labelled(
+        "keylane_group_given_up_partitions",
+        "Partitions whose loss was accepted and that a group had not read to their ends.",
+        largest(cluster.given_up_partitions),
+    )
     yield gauge("keylane_metaserver_leases", "Leases of live consumers.", cluster.leases)
     yield gauge(
         "keylane_metaserver_operations",
@@ -130,6 +144,16 @@ def _read(connection: Connection) -> _Cluster:
         .where(live)
         .group_by(subjects.c.name, groups.c.name)
     )
+    lost = connection.execute(
+        sa.select(
+            subjects.c.name.label("subject"),
+            groups.c.name,
+            sa.func.coalesce(sa.func.sum(given_up.c.messages_max), 0).label("messages"),
+            sa.func.count().label("partitions"),
+        )
+        .select_from(given_up.join(groups).join(subjects))
+        .group_by(subjects.c.name, groups.c.name)
+    ).all()
     under_way = operations.c.state.not_in(_ENDED)
     held = sa.and_(leases.c.session == sessions.c.session, live)
     return _Cluster(
@@ -140,6 +164,12 @@ def _read(connection: Connection) -> _Cluster:
         sessions={
             (("subject", row.subject), ("group", row.name)): row.live
             for row in connection.execute(counted)
+        },
+        given_up={
+            (("subject", row.subject), ("group", row.name)): int(row.messages) for row in lost
+        },
+        given_up_partitions={
+            (("subject", row.subject), ("group", row.name)): row.partitions for row in lost
         },
         leases=_count(connection, leases.join(sessions, held)),
         operations=_count(connection, operations, under_way),

@@ -347,6 +347,16 @@ class OwnerView(Struct, frozen=True, kw_only=True):
     expires_in_ms: int | None = None
 
 
+class GivenUpPartition(Struct, frozen=True, kw_only=True):
+    """What a group had not read of a partition whose loss an operator has accepted."""
+
+    partition_id: int
+    name: str
+    broker_group: str
+    messages_max: int | None = None
+    """It lost at most this many messages; None: not known, as where the partition was open."""
+
+
 class GroupView(Struct, frozen=True, kw_only=True):
     """A group on a subject: owners, live sessions, what is stored (None: not said), for how long none is heard (None: one is, or not said)."""
 
@@ -361,6 +371,8 @@ class GroupView(Struct, frozen=True, kw_only=True):
     silent_ms: int | None = None
     revision: str = ""
     """Another one after each grant, reset and change of its members; while none lives and none sets it, cursors stay.  "": not said."""
+    given_up: tuple[GivenUpPartition, ...] = ()
+    """By partition."""
 
 
 class DeleteGroup(Struct, frozen=True, kw_only=True):

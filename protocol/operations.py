@@ -118,6 +118,14 @@ class StepView(Struct, frozen=True, kw_only=True):
     """Where a sealed partition ends: it never has a message at or above this offset."""
 
 
+class GroupLoss(Struct, frozen=True, kw_only=True):
+    """What a consumer group loses with a partition."""
+
+    group: str
+    messages_max: int | None = None
+    """It loses at most this many messages; None: not known, as where the partition was open."""
+
+
 class LossView(Struct, frozen=True, kw_only=True):
     """A partition whose loss is accepted."""
 
@@ -126,6 +134,8 @@ class LossView(Struct, frozen=True, kw_only=True):
     """Where it ended; None: it was open, and its end is unknown."""
     unread_by: tuple[str, ...] = ()
     """The consumer groups that had not acked it to its end."""
+    losses: tuple[GroupLoss, ...] = ()
+    """What each of them loses, in the same order; () from an earlier metaserver."""
 
 
 class OperationView(Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
@@ -44,7 +44,7 @@ from ..protocol.control import (
     SwitchGroup,
     TimeBound,
 )
-from ..protocol.errors import SubjectUnknownError
+from ..protocol.errors import CreationUnfinishedError, SubjectUnknownError
 from ..protocol.frames import Answer, Request, is_long_poll
 from ..protocol.groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
 from ..protocol.http.access import ACCESS_NEWS
@@ -85,8 +85,31 @@ from .metaservers import CALL_TIMEOUT_MS, Metaservers, of_program
 from .network import Channel, Network
 
 T = TypeVar("T")
+CREATION_PAUSE_S = 0.2
+CREATION_STALLED_S = 60.0
+"""For how long a creation is waited for of which no further partition gets its broker."""
 PULL_TURN_MS = 500
 """How long a pull waits at a broker while other pulls of this client wait for their turn."""
+
+
+async def _created(ask: Callable[[], Awaitable[T]]) -> T:
+    """
+    Ask until a subject is created.
+
+    Raises:
+        CreationUnfinishedError: no broker has taken a partition of it for CREATION_STALLED_S; the metaserver goes on.
+    """
+    clock = asyncio.get_running_loop().time
+    hosted, since = -1, clock()
+    while True:
+        try:
+            return await ask()
+        except CreationUnfinishedError as error:
+            if (error.partitions_hosted or 0) > hosted:
+                hosted, since = error.partitions_hosted or 0, clock()
+            elif clock() >= since + CREATION_STALLED_S:
+                raise
+        await asyncio.sleep(CREATION_PAUSE_S)
 
 
 class MetaClient(Metaservers):
@@ -124,8 +147,10 @@ class MetaClient(Metaservers):
         )
 
     async def create_subject(self, body: CreateSubject) -> SubjectView:
-        """Create a subject; again with the same settings changes nothing."""
-        return await self._call(endpoints.CREATE_SUBJECT, body, timeout_ms=15_000)
+        """Create a subject, and wait for its partitions; again with the same settings changes nothing."""
+        return await _created(
+            partial(self._call, endpoints.CREATE_SUBJECT, body, timeout_ms=15_000)
+        )
 
     async def subjects(self) -> SubjectList:
         """All subjects."""
@@ -169,15 +194,17 @@ class MetaClient(Metaservers):
 
     async def reshape(self, body: Reshape) -> OperationList:
         """Begin to change partitions, or plan it.  The operations then run by themselves."""
-        return await self._call(endpoints.RESHAPE, body)
+        return await self._call(endpoints.RESHAPE, body, timeout_ms=15_000)
 
     async def set_subject(self, subject: str, body: SetSubject) -> OperationList:
         """Begin to change settings of a subject, or plan it."""
-        return await self._call(endpoints.SET_SUBJECT, body, subject=subject)
+        return await self._call(endpoints.SET_SUBJECT, body, timeout_ms=15_000, subject=subject)
 
     async def hide_subject(self, subject: str, body: HideSubject) -> SubjectView:
-        """Create a hidden subject; again changes nothing."""
-        return await self._call(endpoints.HIDE_SUBJECT, body, timeout_ms=15_000, subject=subject)
+        """As `create_subject`, of a hidden one."""
+        return await _created(
+            partial(self._call, endpoints.HIDE_SUBJECT, body, timeout_ms=15_000, subject=subject)
+        )
 
     async def publish_subject(self, hidden: str, body: PublishSubject) -> Publication:
         """Publish a hidden subject, or ask how far it is."""

@@ -24,7 +24,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Iterator
-from itertools import pairwise
+from dataclasses import replace
+from itertools import islice, pairwise
 
 from ...protocol.clock import Clock
 from ...protocol.control import Retention
@@ -47,6 +48,7 @@ from .policy import (
     Limits,
     SealedSegment,
     allowed_position,
+    begins_segment,
     reason_to_refuse,
     removed_from_ms,
     wanted_position,
@@ -63,7 +65,23 @@ NOT_ACCEPTED = "nothing is removed until a metaserver takes this broker's report
 NO_DISK = DiskUse(free_bytes=0, total_bytes=0)
 """Nothing of it is in use."""
 HEADERS_MAX = 10_000
-"""Records of a segment that are read to find its first message."""
+"""Records of a segment that one check reads to find its messages; the next check goes on behind them."""
+READ_BYTES_MAX = 16 << 20
+"""A sealed segment up to this size is read for the time of its newest message."""
+
+
+class _Times:
+    """The times of a segment's messages, as far as it was read."""
+
+    __slots__ = ("at", "first_ms", "newest_ms", "whole")
+
+    def __init__(self, base: int) -> None:
+        self.at = base
+        """Position of the first record that was not read."""
+        self.first_ms: int | None = None
+        self.newest_ms = 0
+        self.whole = False
+        """All of the segment was read, after it was sealed."""
 
 
 class Cleaning:
@@ -102,8 +120,8 @@ class Cleaning:
         self._refusal = ""
         self._disk_use = NO_DISK
         """As the last check has found it; nothing is in use before the first one."""
-        self._first_ms: dict[int, int | None] = {}
-        """Time of the first message of a segment, by its base; None: it has none among its first records."""
+        self._times: dict[int, _Times] = {}
+        """The times of a segment's messages, by its base."""
         self.problem = ""
         self.untold: tuple[int, ...] = ()
         """Partitions, UNTOLD_MAX at most, whose messages stay only because their groups were never told."""
@@ -163,13 +181,33 @@ class Cleaning:
         Raises:
             KeylaneError: some segments were not removed; the next check tries again.
         """
-        disk, segments = await self._run_read(self._look)
+        disk, segments, oldest_ms = await self._run_read(self._look)
+        if await self._begin_segment(oldest_ms, segments=len(segments) + 1):
+            disk, segments, _ = await self._run_read(self._look)
+        if segments and segments[-1].newest_ms is None:
+            newest_ms = await self._newest_ms()
+            segments = [
+                each if each.newest_ms is not None else replace(each, newest_ms=newest_ms)
+                for each in segments
+            ]
         self._disk_use = disk
         self._refuse(reason_to_refuse(disk))
         try:
             return await self._remove_what_is_due(disk, segments)
         finally:
             self._notes.refusing(self._refusal)
+
+    async def _begin_segment(self, oldest_ms: int | None, *, segments: int) -> bool:
+        """Have the next record begin a segment if the present one is old enough; returns whether it has."""
+        now_ms = self._calendar.now_ms()
+        if not begins_segment(oldest_ms, self._limits, segments=segments, now_ms=now_ms):
+            return False
+        try:
+            await self._store.commit.roll()
+        except (StorageError, BrokerReadOnlyError) as error:
+            log.warning("retention: no new segment could be begun: %s", error.message)
+            return False
+        return True
 
     def _refuse(self, reason: str) -> None:
         self._refusal = reason
@@ -287,45 +325,59 @@ class Cleaning:
     def _disk(self) -> DiskUse:
         return DiskUse(free_bytes=self._files.free_bytes(), total_bytes=self._files.total_bytes())
 
-    def _look(self) -> tuple[DiskUse, list[SealedSegment]]:
+    def _look(self) -> tuple[DiskUse, list[SealedSegment], int | None]:
+        """The disk's use, the sealed segments, and the time of the first message of the one that is written to."""
         bases = self._store.log.bases
-        left = set(bases)
-        self._first_ms = {base: at for base, at in self._first_ms.items() if base in left}
-        sealed = list(pairwise(bases))
+        self._times = {base: self._times.get(base) or _Times(base) for base in bases}
         behind: list[int | None] = []
         first_ms: int | None = None
-        for _, end in reversed(sealed):
+        for base, end in reversed(list(pairwise(bases))):
             # While a calendar goes on, no message of a segment is newer than the first message behind the segment.
-            first_ms = self._first_message_ms(end, is_written=end == bases[-1]) or first_ms
+            first_ms = self._read_times(end).first_ms or first_ms
             behind.append(first_ms)
+            self._read_times(base, end=end)
         segments: list[SealedSegment] = []
         known_ms = 0
-        for (base, end), at_ms in zip(sealed, reversed(behind), strict=True):
-            # A calendar that was set back makes that time too early; the segment's own first message, and older ones, do not.
-            known_ms = max(known_ms, self._first_message_ms(base) or 0, at_ms or 0)
-            segments.append(SealedSegment(base, end, None if at_ms is None else known_ms))
-        return self._disk(), segments
+        for (base, end), at_ms in zip(pairwise(bases), reversed(behind), strict=True):
+            # A calendar that was set back makes that time too early; the segment's own messages, and older ones, do not.
+            times = self._times[base]
+            known_ms = max(known_ms, times.newest_ms)
+            newest_ms = known_ms if times.whole else None
+            if newest_ms is None and at_ms is not None:
+                newest_ms = known_ms = max(known_ms, at_ms)
+            segments.append(SealedSegment(base, end, newest_ms))
+        return self._disk(), segments, self._read_times(bases[-1]).first_ms
 
-    def _first_message_ms(self, base: int, *, is_written: bool = False) -> int | None:
+    def _read_times(self, base: int, *, end: int | None = None) -> _Times:
         """
-        The time of a segment's first message; None if its first records have none.
+        Read on in a segment until its first message, or to its end if it is sealed and small.
 
         Args:
-            is_written: it was the last segment when the check began, so its first message may still come.
+            end: where the segment ends; None: it may be written to.
         """
-        if base in self._first_ms:
-            return self._first_ms[base]
-        first_ms = None
-        for count, header in enumerate(segment_headers(self._files, base)):
+        times = self._times[base]
+        reads_all = end is not None and end - base <= READ_BYTES_MAX
+        if times.whole or (times.first_ms is not None and not reads_all):
+            return times
+        headers = segment_headers(self._files, base, start=times.at)
+        for header in islice(headers, HEADERS_MAX):
+            times.at = header.position + header.length
             if header.kind == Kind.MESSAGES:
-                first_ms = header.appended_at_ms
-                break
-            if count == HEADERS_MAX:
-                break
-        if first_ms is not None or not is_written:
-            # Also that there is none: else each check reads the beginnings of all segments that have acks alone.
-            self._first_ms[base] = first_ms
-        return first_ms
+                times.newest_ms = max(times.newest_ms, header.appended_at_ms)
+                if times.first_ms is None:
+                    times.first_ms = header.appended_at_ms
+                if not reads_all:
+                    return times
+        times.whole = end is not None and next(headers, None) is None
+        return times
+
+    async def _newest_ms(self) -> int:
+        """The time of the newest message that is stored; 0 without messages."""
+        newest_ms = 0
+        async for slice_ in self._slices(list(self._store.state.partitions)):
+            stored = (each for each in slice_ if each.first_offset < each.readable_offset)
+            newest_ms = max([newest_ms, *(each.appended_at_ms for each in stored)])
+        return newest_ms
 
     async def _floor(self, wanted: int, numbers: list[int]) -> int | None:
         """The first position below `wanted` that has a message which a group of these partitions needs, or None."""

@@ -5,8 +5,12 @@
     disk 85 % full                                                     remove the oldest, at any age
     disk 90 % full                                                     refuse messages until space is free again
 
+    oldest message of the segment that is written to older than retention_ms / 8    begin a new segment
+
 Invariants
     Whole sealed segments are removed, oldest first.  The segment that is written to stays.
+    Messages of one segment are stored within an eighth of retention_ms, unless very many segments are kept: so each
+    goes at most that long after its age, also where a broker stores nothing any more.
     A message stays until every consumer group of its partition has acked it, unless the subject's retention is TIME.
     All messages of a partition stay until the metaserver has told its groups (`loop.py`).
 
@@ -21,6 +25,10 @@ from dataclasses import dataclass
 EARLY_PERCENT = 75
 FORCED_PERCENT = 85
 FULL_PERCENT = 90
+SEGMENTS_PER_AGE = 8
+"""Segments that are begun by age within retention_ms."""
+SEGMENTS_MAX = 1_000
+"""With more segments none is begun by age: what a group or a job needs keeps them, and each takes two files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,19 @@ def wanted_position(
         position = segment.end
         freed += segment.end - segment.base
     return position
+
+
+def begins_segment(oldest_ms: int | None, limits: Limits, *, segments: int, now_ms: int) -> bool:
+    """
+    Return whether a new segment is begun, so that messages of the one that is written to can be removed by age.
+
+    Args:
+        oldest_ms: the time of the first message of the segment that is written to; None: it has none.
+        segments: the number of segments, this one included.
+    """
+    if oldest_ms is None or not limits.retention_ms or segments > SEGMENTS_MAX:
+        return False
+    return limits.retention_ms <= SEGMENTS_PER_AGE * (now_ms - oldest_ms)
 
 
 def removed_from_ms(

@@ -167,6 +167,8 @@ class GroupCommit:
         self._own = 0
         """Number of records in the queue that are not messages."""
         self._late: dict[Hashable, _Late] = {}
+        self._rolls = False
+        """The next commit begins a segment."""
         self._loop: asyncio.AbstractEventLoop | None = None
         """That of the store, once something was submitted."""
         self._running = False
@@ -298,6 +300,11 @@ class GroupCommit:
         if not self._running:
             self._start()
 
+    def roll(self) -> asyncio.Future[None]:
+        """Begin a segment, also if no record is to be written; the future is resolved when that is durable."""
+        self._rolls = True
+        return self.submit(Entry(b""))
+
     def flushed(self) -> asyncio.Future[None]:
         """A future that is resolved when all submitted records are durable, or fails as they do."""
         if self._running:
@@ -342,7 +349,7 @@ class GroupCommit:
                 commit = _Commit(self._log.plan())
                 try:
                     self._take(commit)
-                    if commit.plan.end > commit.plan.start:
+                    if commit.plan.end > commit.plan.start or len(commit.plan.chunks) > 1:
                         self._begin(commit)
                         return
                 except Exception as error:  # noqa: BLE001 - every one fails the commit
@@ -364,6 +371,9 @@ class GroupCommit:
         """Move entries from the queue into a commit."""
         plan, entries, queue = commit.plan, commit.entries, self._queue
         left = self._commit_bytes_max
+        if self._rolls:
+            self._rolls = False
+            plan.roll()
         while queue and (left > 0 or self._own or not queue[0].record):
             entry = queue.popleft()
             entries.append(entry)

@@ -74,7 +74,7 @@ def check_told(partition: HostedPartition, name: str) -> None:
     Check that an owner of this group may acquire the partition, which has no progress of the group.
 
     A metaserver grants a partition only once its broker has the group on its disk, so an owner whose group is not among
-    all groups has no grant.  Where retention is by time alone, groups are not told.
+    all groups has no grant.  Where retention is by time alone, a grant does not wait for that.
 
     Raises:
         GroupUnknownError: the metaserver has told all groups of the subject, and this is none of them.

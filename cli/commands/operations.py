@@ -80,6 +80,7 @@ def confirm_loss(meta: str, output: OutputFormat, group: str, *, yes: bool) -> N
         losses = [(view.subject, loss) for view in plan.operations for loss in view.losses]
         for subject, loss in losses:
             show_line(_loss(subject, loss, planned=True), errors=True)
+        _show_group_losses(plan.operations, errors=True)
         if not losses:
             show_line(f"no partition of {group} would be lost now", errors=True)
 
@@ -143,13 +144,38 @@ def _show_views(views: list[OperationView], *, planned: bool) -> None:
             show_line(
                 f"{view.kind} of {view.subject}: {what}, waits no longer for {_ids(view.sealed)}"
             )
+    if planned:
+        _show_group_losses(views)
 
 
 def _loss(subject: str, loss: LossView, *, planned: bool) -> str:
     what = "would be given up" if planned else "is lost"
     end = "its end is not known" if loss.end_offset is None else f"ends at {loss.end_offset}"
-    unread = f"; not read to its end by {', '.join(loss.unread_by)}" if loss.unread_by else ""
+    left = {each.group: each.messages_max for each in loss.losses}
+    who = [f"{group} ({_most(left.get(group))})" for group in loss.unread_by]
+    unread = f"; not read to its end by {', '.join(who)}" if who else ""
     return f"partition {loss.partition_id} of {subject} {what}: {end}{unread}"
+
+
+def _most(messages_max: int | None) -> str:
+    """What a group loses at most, in words."""
+    if messages_max is None:
+        return "an unknown number of messages"
+    return f"at most {counted(messages_max, 'message')}"
+
+
+def _show_group_losses(views: list[OperationView], *, errors: bool = False) -> None:
+    """What each group loses in all, of planned operations."""
+    left: dict[tuple[str, str], list[int | None]] = {}
+    for view in views:
+        for loss in view.losses:
+            for each in loss.losses:
+                left.setdefault((view.subject, each.group), []).append(each.messages_max)
+    for (subject, group), numbers in sorted(left.items()):
+        known = [number for number in numbers if number is not None]
+        unknown = len(numbers) - len(known)
+        also = f", and an unknown number on {counted(unknown, 'partition')}" if unknown else ""
+        show_line(f"{group} of {subject} would lose {_most(sum(known))}{also}", errors=errors)
 
 
 def _show_children(view: OperationView, what: str) -> None:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -37,6 +39,7 @@ from ...protocol.control import (
 from ...protocol.errors import (
     BrokerGroupTakenError,
     CreationFailedError,
+    CreationUnfinishedError,
     DatabaseEmptyError,
     FolderBehindError,
     FolderGivenUpError,
@@ -101,6 +104,19 @@ HOSTED_AT_ONCE_MAX = 64
 """Concurrent calls to brokers; each waits for a disk, and a broker flushes many at once."""
 
 
+CREATION_WAIT_S = 5.0
+"""How long a call waits for a creation, which goes on without it: well below the time-outs of clients."""
+
+
+@dataclass(slots=True)
+class _Creation:
+    """A creation that this metaserver is completing, for all calls that wait for it."""
+
+    hosted: set[int] = field(default_factory=set)
+    """Partitions that their brokers host."""
+    task: asyncio.Task[None] | None = None
+
+
 class ClusterChecks(Protocol):
     """Which brokers may be of the cluster, and its version."""
 
@@ -145,6 +161,8 @@ class Catalogue:
         """By the event loop's clock; None before the first unknown subject."""
         self._untold: dict[str, tuple[int, ...]] = {}
         """Broker group → ids of its partitions whose consumer groups it was never told."""
+        self._creating: dict[int, _Creation] = {}
+        """By subject id."""
 
     # ── brokers ───────────────────────────────────────────────────────────────────────────────────────
     async def report(self, report: BrokerHeartbeat) -> BrokerWelcome:
@@ -313,6 +331,7 @@ class Catalogue:
             SubjectDeletedError: the earlier subject of this name is being deleted.
             NotEnoughBrokersError: no broker is available, or one did not host its partitions; a retry continues.
             CreationFailedError: a broker refused its partitions for good; the name may be used again.
+            CreationUnfinishedError: it takes longer than CREATION_WAIT_S, and goes on; a repeat waits for it.
             DatabaseEmptyError: the database was lost.
         """
         row = await self._database.write(
@@ -383,18 +402,45 @@ class Catalogue:
         """
         Have every planned partition hosted, on another broker if its own is silent, and open the subject.
 
-        A hidden subject waits for its brokers.
+        A hidden subject waits for its brokers.  Calls for one subject share what is done, which goes on without them.
 
         Raises:
             NotEnoughBrokersError: a broker did not host its partitions, and no other is available.
             CreationFailedError: a broker refused its partitions for good.
+            CreationUnfinishedError: it takes longer than CREATION_WAIT_S.
         """
+        creation = self._creating.get(row.subject_id)
+        if creation is None:
+            creation = self._creating[row.subject_id] = _Creation()
+            creation.task = asyncio.create_task(self._complete(row, creation.hosted))
+            creation.task.add_done_callback(partial(self._completed, row.subject_id))
+        assert creation.task is not None
+        done, _ = await asyncio.wait([creation.task], timeout=CREATION_WAIT_S)
+        if done:
+            creation.task.result()
+            return
+        planned = len(await self._database.read(planned_partitions, row.subject_id))
+        hosted = len(creation.hosted)
+        raise CreationUnfinishedError(
+            f"{row.name!r} is being created: {hosted} of {counted(planned, 'partition')} have their broker",
+            subject=row.name,
+            partitions=planned,
+            partitions_hosted=hosted,
+        )
+
+    def _completed(self, subject_id: int, task: asyncio.Task[None]) -> None:
+        del self._creating[subject_id]
+        if not task.cancelled():
+            task.exception()  # those who wait raise it
+
+    async def _complete(self, row: SubjectRow, hosted_ids: set[int]) -> None:
+        """As `complete`, to the end; notes in `hosted_ids` what brokers host."""
         problem = ""
         for _ in range(PLANS_MAX):
             planned = await self._database.read(planned_partitions, row.subject_id)
             if not planned:
                 return  # another metaserver has opened it
-            problem = await self._host_all(row, planned)
+            problem = await self._host_all(row, planned, hosted_ids)
             if not problem:
                 hosted = [partition.partition_id for partition in planned]
                 if await self._database.write(open_subject, row.name, hosted):
@@ -408,7 +454,9 @@ class Catalogue:
             subject=row.name,
         )
 
-    async def _host_all(self, row: SubjectRow, planned: Sequence[Partition]) -> str:
+    async def _host_all(
+        self, row: SubjectRow, planned: Sequence[Partition], hosted_ids: set[int]
+    ) -> str:
         """
         Have brokers host partitions; returns why some are not hosted, "" if all are.
 
@@ -418,7 +466,10 @@ class Catalogue:
         in_use: dict[int, str] = {}
         slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._host(row, part, slots, in_use)) for part in planned]
+            tasks = [
+                group.create_task(self._host(row, part, slots, in_use, hosted_ids))
+                for part in planned
+            ]
         if in_use:
             await self._fail(row, in_use)
         refused = [task.result() for task in tasks if task.result()]
@@ -442,6 +493,7 @@ class Catalogue:
         partition: Partition,
         slots: asyncio.Semaphore,
         in_use: dict[int, str],
+        hosted_ids: set[int],
     ) -> str | None:
         """
         Have a broker host a partition; returns the reason if it has to be asked again.
@@ -473,6 +525,8 @@ class Catalogue:
                 )
             except KeylaneError as error:
                 return f"broker group {partition.broker_group!r}: {error.message}"
+            else:
+                hosted_ids.add(partition.partition_id)
         return None
 
     async def subjects(self) -> SubjectList:
@@ -577,8 +631,11 @@ class Catalogue:
         self._wakeups.wake(names)
 
     def close(self) -> None:
-        """Answer every call that waits."""
+        """Answer every call that waits.  Another metaserver, or the next start, goes on with what is being created."""
         self._wakeups.wake_all()
+        for creation in self._creating.values():
+            if creation.task is not None:
+                creation.task.cancel()
 
 
 def _renew(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> tuple[bool, bool]:

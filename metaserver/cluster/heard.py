@@ -3,7 +3,8 @@
     group made ─▶ not `told` ─▶ the brokers of its partitions are told, a row of `heard` for each ─▶ `told`
     partition planned ─▶ hosted with all groups, a row of `heard` for each ─▶ opened when no row is missing
 
-Subjects whose retention is by time alone need none of this; nor does a group on a partition that it has drained.
+Subjects whose retention is by time alone as well: there brokers count what they remove before a group has read it.
+A group on a partition that it has drained needs none of this.
 Brokers of a hidden subject are told when it is published, of the groups of its target.
 
 Invariants
@@ -23,7 +24,6 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.control import Retention
 from ...protocol.routing import PartitionState
 from ..sql.dialect import insert_new, now_ms
 from ..sql.portions import portions, rows_of
@@ -69,7 +69,6 @@ _pairs = (
     .join(subjects, subjects.c.subject_id == partitions.c.subject_id)
     .join(groups, groups.c.subject_id == subjects.c.subject_id)
     .where(
-        subjects.c.retention == Retention.ACKED,
         sa.not_(groups.c.deleting),
         sa.not_(sa.exists(_has_heard)),
         sa.not_(sa.exists(_through)),

@@ -6,21 +6,33 @@ Invariants
     The data folder that had it is refused from then on, so that no message is acked there and never read.  Its broker
     group is silent until an empty folder reports itself: a partition planned there would keep that folder out.
     A folder is refused too if its loss let a partition open whose broker does not know every consumer group.
+    What groups have not read of a lost partition is stored with its loss, and stays as long as the group.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.operations import LossView, StepAction
+from ...protocol.control import GivenUpPartition
+from ...protocol.operations import GroupLoss, LossView, StepAction
 from ...protocol.routing import PartitionState
 from ..sql.dialect import insert_new
 from ..sql.portions import portions
-from ..sql.schema import brokers, drained, groups, lost_folders, partitions, steps
+from ..sql.schema import (
+    brokers,
+    drained,
+    given_up,
+    groups,
+    lost_folders,
+    partitions,
+    starts,
+    steps,
+)
 
 
 def lose_partitions(connection: Connection, ids: Collection[int]) -> None:
@@ -31,6 +43,11 @@ def lose_partitions(connection: Connection, ids: Collection[int]) -> None:
     gone = {"state": PartitionState.EXPIRED, "lost": True, "abandoned": True}
     connection.execute(sa.update(partitions).where(here).values(gone))
     refuse_folders(connection, ids)
+    rows = [
+        {"group_id": row.group_id, "partition_id": row.partition_id, "messages_max": row.left}
+        for row in connection.execute(_unread(ids))
+    ]
+    insert_new(connection, given_up, rows)
     waits = sa.and_(steps.c.partition_id.in_(ids), steps.c.action == StepAction.SEAL)
     connection.execute(sa.update(steps).where(waits).values(done=True))
 
@@ -49,30 +66,84 @@ def refuse_folders(connection: Connection, ids: Collection[int]) -> None:
             connection.execute(sa.update(brokers).where(lost).values(expires_at=0))
 
 
-def read_losses(connection: Connection, ids: Collection[int]) -> tuple[LossView, ...]:
-    """Return what is lost with these partitions, by id: end offset, and the groups that have not drained them."""
-    if not ids:
-        return ()
-    here = partitions.c.partition_id.in_(ids)
+def _unread(ids: Collection[int]) -> sa.Select[Any]:
+    """
+    Groups, by name, that have not drained these partitions, and what at most each has left there.
+
+    A group's cursor is at its broker, which is gone, but for a start that it has not stored.
+    """
     through = sa.select(sa.literal(1)).where(
         drained.c.group_id == groups.c.group_id,
         drained.c.partition_id == partitions.c.partition_id,
     )
-    behind = (
-        sa.select(partitions.c.partition_id, groups.c.name)
+    begins = sa.and_(
+        starts.c.group_id == groups.c.group_id, starts.c.partition_id == partitions.c.partition_id
+    )
+    left = partitions.c.end_offset - sa.func.coalesce(starts.c.cursor, 0)
+    return (
+        sa.select(partitions.c.partition_id, groups.c.group_id, groups.c.name, left.label("left"))
         .join(groups, groups.c.subject_id == partitions.c.subject_id)
-        .where(here, sa.not_(sa.exists(through.correlate(groups, partitions))))
+        .outerjoin(starts, begins)
+        .where(
+            partitions.c.partition_id.in_(ids),
+            sa.not_(groups.c.deleting),
+            sa.not_(sa.exists(through.correlate(groups, partitions))),
+        )
         .order_by(groups.c.name)
     )
-    unread: dict[int, tuple[str, ...]] = defaultdict(tuple)
-    for partition_id, name in connection.execute(behind):
-        unread[partition_id] += (name,)
+
+
+_given_up = sa.select(
+    given_up.c.partition_id, groups.c.name, given_up.c.messages_max.label("left")
+).join(groups, groups.c.group_id == given_up.c.group_id)
+
+
+def read_losses(
+    connection: Connection, ids: Collection[int], *, done: bool = False
+) -> tuple[LossView, ...]:
+    """
+    Return what is lost with these partitions, by id: end offset, and the groups that have not drained them.
+
+    Args:
+        done: they are lost already; False: they would be.
+    """
+    if not ids:
+        return ()
+    of_groups = _unread(ids)
+    if done:
+        of_groups = _given_up.where(given_up.c.partition_id.in_(ids)).order_by(groups.c.name)
+    unread: dict[int, tuple[GroupLoss, ...]] = defaultdict(tuple)
+    for row in connection.execute(of_groups):
+        unread[row.partition_id] += (GroupLoss(group=row.name, messages_max=row.left),)
+    here = partitions.c.partition_id.in_(ids)
     rows = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(here)
     return tuple(
         LossView(
             partition_id=row.partition_id,
             end_offset=row.end_offset,
-            unread_by=unread[row.partition_id],
+            unread_by=tuple(loss.group for loss in unread[row.partition_id]),
+            losses=unread[row.partition_id],
         )
         for row in connection.execute(rows.order_by(partitions.c.partition_id))
+    )
+
+
+_of_group = (
+    sa.select(given_up, partitions.c.name, partitions.c.broker_group)
+    .join(partitions, partitions.c.partition_id == given_up.c.partition_id)
+    .where(given_up.c.group_id == sa.bindparam("of_group"))
+    .order_by(given_up.c.partition_id)
+)
+
+
+def read_given_up(connection: Connection, group_id: int) -> tuple[GivenUpPartition, ...]:
+    """Return what a group had not read of lost partitions, by partition."""
+    return tuple(
+        GivenUpPartition(
+            partition_id=row.partition_id,
+            name=row.name,
+            broker_group=row.broker_group,
+            messages_max=row.messages_max,
+        )
+        for row in connection.execute(_of_group, {"of_group": group_id})
     )

@@ -26,6 +26,7 @@ from ..sql.past import deletions
 from ..sql.schema import (
     brokers,
     drained,
+    given_up,
     groups,
     heard,
     leases,
@@ -230,7 +231,7 @@ def _delete_group_rows(connection: Connection, ids: Sequence[int]) -> None:
     """In portions: a group has rows for each of its partitions, and a statement on PostgreSQL has 10 s, and 32,767 parameters."""
     for first in range(0, len(ids), GROUPS_AT_ONCE):
         portion = ids[first : first + GROUPS_AT_ONCE]
-        for table in (live_resets, sessions, leases, starts, suspended_clients, drained, heard, groups):  # fmt: skip
+        for table in (live_resets, sessions, leases, starts, suspended_clients, drained, given_up, heard, groups):  # fmt: skip
             connection.execute(sa.delete(table).where(table.c.group_id.in_(portion)))
 
 

@@ -64,7 +64,7 @@ class PartitionFacts:
     lost: bool = False
     """Its loss was accepted: its data is gone; its parents may still be unread."""
     heard: bool = True
-    """Its broker has the group on its disk, or retention does not depend on groups."""
+    """Its broker has the group on its disk, or retention is by time alone and does not wait for groups."""
     starting: bool = False
     """Its broker has not stored yet where the group begins."""
 

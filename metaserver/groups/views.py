@@ -14,6 +14,7 @@ from ...protocol.errors import GroupUnknownError
 from ...protocol.ids import ConsumerGroup, SessionId, check_name
 from ...protocol.progress import PendingReset, ResetGroup
 from ...protocol.routing import ConsumeStrategy
+from ..cluster.losses import read_given_up
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import PLANNED, SERVED, open_subject_row
 from ..cluster.unfinished import UNFINISHED
@@ -228,6 +229,7 @@ def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> Gr
         reset=_pending_reset(connection, group_id),
         silent_ms=None if live else _silent_ms(connection, group_id),
         revision=_revision(connection, group_id, busy=bool(live)),
+        given_up=read_given_up(connection, group_id),
     )
 
 

@@ -96,7 +96,7 @@ def _view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationV
         without_source=row.without_source,
         reordered=tuple(key for key in sealed if facts[key].abandoned),
         problem=row.problem,
-        losses=read_losses(connection, [key for key in sealed if facts[key].lost]),
+        losses=read_losses(connection, [key for key in sealed if facts[key].lost], done=True),
         cordoned=cordoned,
     )
 

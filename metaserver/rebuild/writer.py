@@ -8,6 +8,7 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,6 +25,7 @@ from ..sql.duties import rebuilt_duty, take_duty
 from ..sql.schema import (
     brokers,
     drained,
+    given_up,
     groups,
     heard,
     leases,
@@ -33,7 +35,7 @@ from ..sql.schema import (
     steps,
     subjects,
 )
-from .rows import RebuiltCluster, RebuiltGroup, RebuiltOperation, RebuiltSubject
+from .rows import GonePartition, RebuiltCluster, RebuiltGroup, RebuiltOperation, RebuiltSubject
 
 
 def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_version: int) -> None:
@@ -78,7 +80,7 @@ def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_vers
         if replaced:
             plan_removals(connection, partitions.c.partition_id.in_(replaced))
         for group in subject.groups:
-            _store_group(connection, ids[subject.name], group)
+            _store_group(connection, ids[subject.name], group, subject.gone)
         # The running operation gets the highest id: it is the subject's latest operation.
         for operation in (subject.canceled, *subject.fences, subject.operation):
             if operation is not None:
@@ -169,7 +171,9 @@ def _number_above(connection: Connection, highest: int) -> None:
     connection.execute(sa.update(given).where(lower).values(seq=highest))
 
 
-def _store_group(connection: Connection, subject_id: int, group: RebuiltGroup) -> None:
+def _store_group(
+    connection: Connection, subject_id: int, group: RebuiltGroup, gone: Sequence[GonePartition]
+) -> None:
     row = {
         "subject_id": subject_id,
         "name": group.name,
@@ -196,6 +200,13 @@ def _store_group(connection: Connection, subject_id: int, group: RebuiltGroup) -
     ]
     if through:
         connection.execute(sa.insert(drained), through)
+    lost = [
+        {"group_id": group_id, "partition_id": each.partition.partition_id}
+        for each in gone
+        if group.name in each.unread_by
+    ]
+    if lost:
+        connection.execute(sa.insert(given_up), lost)
 
 
 def _store_operation(connection: Connection, subject_id: int, operation: RebuiltOperation) -> None:

@@ -465,6 +465,15 @@ heard = Table(
     Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True, index=True),
 )
 
+given_up = Table(
+    "given_up",
+    metadata,
+    Column("group_id", ForeignKey(groups.c.group_id), primary_key=True),
+    Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True, index=True),
+    Column("messages_max", BigInteger, comment="none: not known"),
+    comment="what groups had not read of partitions whose loss an operator has accepted",
+)
+
 starts = Table(
     "starts",
     metadata,

@@ -606,11 +606,12 @@ def missing_at_broker(
     """
     Yield a sentence for each group that the partition's broker does not know: it may remove messages unread by the group.
 
+    Where retention is by time alone, a grant does not wait until the broker knows the group.
+
     Args:
         groups: the subject's groups in the first view of the database, before the broker was asked.
     """
-    if subject.retention is Retention.TIME:
-        return
+    timed = subject.retention is Retention.TIME
     partition_id = row.partition.partition_id
     listed = {each.group for each in status.groups}
     served = row.partition.state in {PartitionState.OPEN, PartitionState.SEALED}
@@ -620,12 +621,12 @@ def missing_at_broker(
             continue
         if partition_id in group.heard:
             yield f"partition {partition_id}: its broker has lost group {group.name!r}"
-        elif group.tokens.get(partition_id, 0):
+        elif not timed and group.tokens.get(partition_id, 0):
             yield (
                 f"partition {partition_id}, group {group.name!r}: granted, and its broker does not "
                 "know the group"
             )
-    if served and needing and not status.groups_told:
+    if served and needing and not status.groups_told and not timed:
         yield f"partition {partition_id}: its broker was never told all groups, and removes nothing"
 
 

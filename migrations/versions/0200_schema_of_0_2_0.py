@@ -39,6 +39,7 @@ TABLES = (
     "operations",
     "partitions",
     "drained",
+    "given_up",
     "heard",
     "leases",
     "live_resets",
@@ -562,6 +563,21 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("group_id", "partition_id", name=op.f("pk_drained")),
     )
     op.create_index(op.f("ix_drained_partition_id"), "drained", ["partition_id"], unique=False)
+    op.create_table(
+        "given_up",
+        sa.Column("group_id", _BIG_ID, nullable=False),
+        sa.Column("partition_id", _BIG_ID, nullable=False),
+        sa.Column("messages_max", sa.BigInteger(), nullable=True, comment="none: not known"),
+        sa.ForeignKeyConstraint(
+            ["group_id"], ["groups.group_id"], name=op.f("fk_given_up_group_id")
+        ),
+        sa.ForeignKeyConstraint(
+            ["partition_id"], ["partitions.partition_id"], name=op.f("fk_given_up_partition_id")
+        ),
+        sa.PrimaryKeyConstraint("group_id", "partition_id", name=op.f("pk_given_up")),
+        comment="what groups had not read of partitions whose loss an operator has accepted",
+    )
+    op.create_index(op.f("ix_given_up_partition_id"), "given_up", ["partition_id"], unique=False)
     op.create_table(
         "heard",
         sa.Column("group_id", _BIG_ID, autoincrement=False, nullable=False),

@@ -70,7 +70,7 @@
     │   │   └── TlsNeededError, TlsMissingError, ClientCertificateError    only one side has TLS, or a certificate
     │   ├── OutcomeUnknownError        it may have been done
     │   ├── ForeignServerError         the program at that address is no keylane server
-    │   └── ResetUnfinishedError, GroupStartUnfinishedError    a part of it was done; a repeat finishes it
+    │   └── ResetUnfinishedError, GroupStartUnfinishedError, CreationUnfinishedError    a part of it was done; a repeat finishes it
     ├── PartlyStoredError              some messages of an HTTP request are stored, others are not
     ├── DeliveryError                  a producer gave messages up
     │   ├── GivenUpError                                   by flush and close: messages whose futures were never awaited

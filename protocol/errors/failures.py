@@ -64,6 +64,17 @@ class ResetUnfinishedError(UnreachableError):
     partitions_set = Detail(int)
 
 
+class CreationUnfinishedError(UnreachableError):
+    """A subject is planned for good, and not all of its partitions have a broker yet."""
+
+    code = 1209
+    summary = "the subject is being created"
+    hint = "The metaserver finishes it by itself; the same call again waits for it."
+    subject = Detail(str)
+    partitions = Detail(int)
+    partitions_hosted = Detail(int)
+
+
 class ForeignServerError(UnreachableError):
     """The program at the address is no keylane server, or its version's answers cannot be read."""
 

@@ -9,10 +9,18 @@ from ...protocol.http.access import ChangeGrant, CreateToken
 from ...protocol.http.quotas import SetQuota, UnsetQuota
 from ...protocol.operations import Reshape
 from ...protocol.parked.views import ChangeParkedKey
+from ...protocol.progress import ResetGroup
 
 
 def detail_of(body: Any, params: Mapping[str, str]) -> str:
-    """The detail of a call, "" if there is none."""
+    """The detail of a call, "" if there is none; of one that changes nothing it says so."""
+    detail = _detail_of(body, params)
+    if getattr(body, "dry_run", False) is not True:
+        return detail
+    return f"dry run: {detail}" if detail else "dry run"
+
+
+def _detail_of(body: Any, params: Mapping[str, str]) -> str:
     number = params.get("id", "")
     if isinstance(body, ChangeGrant):
         given = body.grant
@@ -31,7 +39,11 @@ def detail_of(body: Any, params: Mapping[str, str]) -> str:
     if isinstance(body, UnsetQuota):
         return f"{body.kind} {body.name}"
     if isinstance(body, Reshape):
-        return f"{body.kind.value} {body.broker_group}".strip()
+        what = f"{body.kind.value} {body.broker_group}".strip()
+        what += ", without its source" if body.without_source else ""
+        return what + (", accepts the loss of what only it has" if body.accept_loss else "")
+    if isinstance(body, ResetGroup):
+        return f"reset to {body.to.value}"
     if isinstance(body, ChangeParkedKey):
         ranges = body.skip or body.retry or ()
         messages = sum(end - start for _source, start, end in ranges)

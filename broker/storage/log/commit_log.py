@@ -76,8 +76,8 @@ class WritePlan:
     ) -> tuple[int, bytearray]:
         """Place a record, whose buffer must not change until it is written; returns position and stamped header."""
         length = len(record)
-        if self.end > self._base and self.end - self._base + length > self._segment_bytes:
-            self._roll()
+        if self.end - self._base + length > self._segment_bytes:
+            self.roll()
         position = self.end
         header = bytearray(record[:HEADER_BYTES])
         if self._barrier:
@@ -97,7 +97,10 @@ class WritePlan:
         self.end = position + length
         return position, header
 
-    def _roll(self) -> None:
+    def roll(self) -> None:
+        """Have the next record begin a segment; does nothing if this one is empty."""
+        if self.end == self._base:
+            return
         self._base = self.end
         self._buffers = []
         self._traces = []
@@ -154,15 +157,16 @@ class CommitLog:
         sealed: list[int] = []
         try:
             for base, buffers in plan.chunks:
-                if not buffers:
+                if not buffers and base <= self._bases[-1]:
                     continue
                 if base != self._bases[-1]:
                     sealed.append(self._bases[-1])
                 file = self._segment(base)
                 if base == plan.chunks[-1][0]:
                     self._reserve(plan, file)
-                file.append(buffers)
-                file.fdatasync()
+                if buffers:
+                    file.append(buffers)
+                    file.fdatasync()
         except DiskFullError:
             self.undo(plan)
             raise

@@ -14,11 +14,16 @@ WINDOW_BYTES = 1 << 16
 _DESCRIBING = (Kind.PARTITION, Kind.STATE)
 
 
-def segment_headers(files: Files, base: int) -> Iterator[Header]:
-    """Every header of the segment that begins at `base`, in order; damaged records are skipped.  Bodies are not read."""
+def segment_headers(files: Files, base: int, *, start: int = 0) -> Iterator[Header]:
+    """
+    Every header of the segment that begins at `base`, in order; damaged records are skipped.  Bodies are not read.
+
+    Args:
+        start: the position at which the first record begins that is read; 0: that of the segment.
+    """
     path = segment_path(base)
     size = files.size(path) or 0
-    at = 0
+    at = max(start - base, 0)
     while at < size:
         data = files.pread(path, at, WINDOW_BYTES)
         start = 0

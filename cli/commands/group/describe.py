@@ -57,6 +57,7 @@ async def describe_group(
             show_line(line)
     if described.reset is not None:
         show_line(_reset_line(described.reset, subject=subject, group=group))
+    _show_given_up(described, all_partitions=all_partitions)
     for partition in described.partitions:
         if partition.removed_unread:
             show_line(
@@ -75,6 +76,29 @@ async def describe_group(
         if partition.failing:
             for line in failing_lines(subject, group, partition.partition_id, partition.failing):
                 show_line(line)
+
+
+def _show_given_up(described: GroupDescription, *, all_partitions: bool) -> None:
+    """What the group lost with disks that an operator gave up: in all, and with `all_partitions` by partition."""
+    lost = described.given_up
+    if not lost:
+        return
+    known = sum(each.messages_max or 0 for each in lost)
+    unknown = sum(each.messages_max is None for each in lost)
+    also = f", and an unknown number on {counted(unknown, 'partition')}" if unknown else ""
+    show_line(
+        f"an operator accepted the loss of {counted(len(lost), 'partition')} that the group had not "
+        f"read to the end: at most {counted(known, 'message')}{also}"
+        + ("" if all_partitions else "; --all shows each")
+    )
+    for each in lost if all_partitions else ():
+        most = "an unknown number of messages"
+        if each.messages_max is not None:
+            most = f"at most {counted(each.messages_max, 'message')}"
+        show_line(
+            f"partition {each.partition_id} ({each.name}) was lost with broker group "
+            f"{each.broker_group}: {most} unread"
+        )
 
 
 def _silence_line(described: GroupDescription) -> str:

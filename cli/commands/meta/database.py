@@ -29,6 +29,10 @@ SETTINGS = (
     "stored policies, starts and suspensions of consumer groups are not kept by brokers; "
     "set them again with keylane group set, create and suspend; the groups: {}"
 )
+LOSSES = (
+    "what groups lost earlier with disks that were given up is not kept by brokers; "
+    "the audit log of a backup says who accepted a loss"
+)
 
 
 def database_settings(data: Path | None, database_url: str | None) -> MetaserverSettings:
@@ -79,7 +83,7 @@ async def rebuild(
         for subject in rebuilt
         for facts in subject["groups"]
     ]
-    lost = [CORDONS, SETTINGS.format(listed(groups))] if groups else [CORDONS]
+    lost = [CORDONS, SETTINGS.format(listed(groups)), LOSSES] if groups else [CORDONS]
     if output is OutputFormat.JSON:
         show_json(rebuilt)
         for line in lost:

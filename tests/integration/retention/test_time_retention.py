@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from urllib.request import urlopen
 
 import pytest
 
@@ -10,12 +11,12 @@ from keylane import Admin, Consumer, Message, Producer
 from keylane.cli.commands.group.describe import describe_group
 from keylane.cli.options import OutputFormat
 from keylane.consumer import ConsumerSettings
-from keylane.protocol.control import Retention
+from keylane.protocol.control import Join, Retention
 from keylane.protocol.errors import GroupUnknownError, OverloadedError
 from keylane.protocol.frames import Acquire
 from keylane.protocol.limits import GROUPS_PER_SUBJECT_MAX
 from keylane.protocol.routing import Partition
-from keylane.rpc.client import BrokerClient
+from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually
 
@@ -90,6 +91,38 @@ async def test_slow_consumer_continues_at_the_first_message_left(
     if strategy == "exclusive":
         assert held.missed == rest[0] - 1
         assert f"{held.missed} messages were removed before the group got them" in caplog.text
+
+
+async def test_every_group_is_counted_when_messages_are_removed_before_it_pulled(cluster: Cluster):
+    """Wherever it begins: the number is in its description, in the broker's metric and log."""
+    route = await cluster.create("unread", partitions=1, retention=Retention.TIME)
+    async with Admin(cluster.meta) as admin, Producer(cluster.meta) as producer:
+        await producer.send("unread", b"before", key=b"k")
+        await admin.create_group("unread", "early", start="earliest")
+        await admin.create_group("unread", "late", start="latest")
+        await admin.create_group("unread", "timed", start="time", at_ms=1)
+        network = HttpNetwork()
+        meta = MetaClient(network, [cluster.meta])
+        await meta.join(Join(subject="unread", group="joined", session="a" * 16))
+        await network.close()
+        for _ in range(COUNT):
+            await producer.send("unread", bytes(1_000), key=b"k")
+        (broker,) = cluster.brokers
+        broker.kill()
+        broker.restart()
+        await removed(route.partitions[0])
+        (partition,) = (await admin.describe_subject("unread")).partitions
+        first = partition.first_offset
+        counted = {
+            group: (await admin.describe_group("unread", group)).partitions[0].removed_unread
+            for group in ("early", "late", "timed", "joined")
+        }
+        assert counted == {"early": first, "late": first - 1, "timed": first, "joined": first}
+        with urlopen(f"http://{route.partitions[0].address}/metrics") as answer:
+            metrics = answer.read().decode()
+    for group, messages in counted.items():
+        name = "keylane_group_removed_unread_messages"
+        assert f'{name}{{group="{group}",subject="unread"}} {float(messages or 0)}' in metrics
 
 
 async def test_group_that_a_client_made_at_a_broker_is_deleted_by_an_operator(cluster: Cluster):

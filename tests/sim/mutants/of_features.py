@@ -244,8 +244,8 @@ def held_rows_are_left_out(patches: Patches) -> None:
 def creation_opens_before_all_is_hosted(patches: Patches) -> None:
     """A subject is opened although a broker has not answered."""
 
-    async def host_all(self: Any, row: Any, planned: Any) -> str:
-        await real(self, row, planned)
+    async def host_all(self: Any, row: Any, planned: Any, hosted_ids: Any) -> str:
+        await real(self, row, planned, hosted_ids)
         return ""
 
     real = patches.set(catalogue_service.Catalogue, "_host_all", host_all)

@@ -9,11 +9,17 @@ import pytest
 from keylane.broker.partition.damage import damage_of
 from keylane.broker.retention.loop import Cleaning
 from keylane.broker.service import BrokerService
+from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.log.commit_log import segment_bases, segment_path
 from keylane.broker.storage.log.trail import trail_path
 from keylane.broker.store.known_groups import know_groups
 from keylane.protocol.control import Retention, TimeBound
-from keylane.protocol.errors import BrokerReadOnlyError, OffsetOutOfRangeError, StorageError
+from keylane.protocol.errors import (
+    BrokerReadOnlyError,
+    DiskFullError,
+    OffsetOutOfRangeError,
+    StorageError,
+)
 from keylane.protocol.frames import Append
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
@@ -26,8 +32,8 @@ HOUR = 3_600_000
 class RetainingBroker:
     """A broker's store with segments an hour apart, and its retention."""
 
-    def __init__(self, **changes):
-        self.disk, self.clock = SimDisk(), ManualClock()
+    def __init__(self, disk=None, **changes):
+        self.disk, self.clock = disk or SimDisk(), ManualClock()
         self.changes = {"segment_bytes": SEGMENT, "cache_bytes": 0} | changes
         self.open()
 
@@ -100,17 +106,79 @@ async def test_old_segments_go_and_first_offsets_rise():
     await house.agrees()
 
 
-async def test_last_segment_stays():
-    """However old it is, the segment that is written to stays, and the broker goes on."""
-    house = RetainingBroker()
+@pytest.mark.parametrize("index", ["file", "rocksdb"])
+async def test_messages_go_by_age_when_nothing_is_stored_any_more(index: str, tmp_path):
+    """Each goes an eighth of retention_ms later at most; the broker then starts, and stores, as before."""
+    house = RetainingBroker(RealFiles(str(tmp_path)), index=index)
     await house.fill(batches=50)
-    house.clock.advance(1000 * HOUR)
-    await house.desk.append(batch(sequence=100))
-    house.clock.advance(1000 * HOUR)
-    await house.cleaning.check()
+    for _ in range(72 + 9):
+        house.clock.advance(HOUR)
+        await house.cleaning.check()
+    assert house.first() == house.first(2) == house.store.state.partition(1).next_offset == 100
     assert len(house.store.log.bases) == 1
+    await house.store.close()
+    house.open()
+    assert house.first() == 100
+    await house.desk.append(batch(sequence=100))
+    assert house.store.state.partition(1).next_offset == 102
+    await house.store.close()
+
+
+async def test_message_goes_by_age_when_the_next_one_came_much_later():
+    """Its segment is small, so what is known of it is no later message's time, after a restart too."""
+    house = RetainingBroker()
+    await house.fill(partitions=(1,), batches=1)
+    for _ in range(70):
+        house.clock.advance(HOUR)
+        await house.cleaning.check()
+    await house.desk.append(batch(sequence=2))
+    await house.store.close()
+    house.open()
+    for _ in range(3):
+        house.clock.advance(HOUR)
+        await house.cleaning.check()
+    assert house.first() == 2
+    assert house.store.state.partition(1).next_offset == 4
+
+
+async def test_segment_is_not_begun_by_age_when_messages_are_young_or_missing():
+    """A broker with acks alone makes no files, and a busy one as many as the age has eighths."""
+    house = RetainingBroker(segment_bytes=1 << 20)
+    await house.fill(partitions=(1,), batches=0, groups=("g",))
+    for _ in range(100):
+        house.clock.advance(HOUR)
+        await house.cleaning.check()
+    assert len(house.store.log.bases) == 1
+    for number in range(72):
+        house.clock.advance(HOUR)
+        await house.desk.append(batch(sequence=2 * number))
+        await house.cleaning.check()
+    assert 8 <= len(house.store.log.bases) <= 9
+
+
+async def test_segment_is_begun_at_the_next_check_when_the_disk_had_no_room(monkeypatch, caplog):
+    """Messages are stored meanwhile."""
+    house = RetainingBroker()
+    await house.fill(partitions=(1,), batches=2)
+    house.clock.advance(10 * HOUR)
+    opened = house.disk.open_append
+
+    def refuse(path):
+        if house.disk.size(path) is None:
+            raise DiskFullError("the disk is full", path=path)
+        return opened(path)
+
+    with monkeypatch.context() as full:
+        full.setattr(house.disk, "open_append", refuse)
+        assert await house.cleaning.check() == 0
+    assert "no new segment could be begun" in caplog.text
+    house.clock.advance(10_000)
+    await house.desk.append(batch(sequence=4))
+    assert len(house.store.log.bases) == 1
+    await house.cleaning.check()
+    assert house.store.log.bases == [0, house.store.log.end]
+    await house.desk.append(batch(sequence=6))
     await house.agrees()
-    await house.desk.append(batch(sequence=102))
 
 
 async def test_group_that_lags_keeps_its_messages():
@@ -278,7 +346,7 @@ async def test_segment_whose_removal_fails_goes_before_any_later_one(path_of):
     house.clock.advance(10 * HOUR)
     with pytest.raises(StorageError, match=path_of(0)):
         await house.cleaning.check()
-    assert segment_bases(house.disk) == bases
+    assert segment_bases(house.disk)[: len(bases)] == bases
     checks = asyncio.create_task(house.cleaning.run())
     while not house.cleaning.problem:
         await asyncio.sleep(0)
@@ -286,10 +354,13 @@ async def test_segment_whose_removal_fails_goes_before_any_later_one(path_of):
     assert path_of(0) in house.cleaning.problem
 
     house.disk.on_step, house.disk.fail = lambda _name: None, ""
+    all_bases = segment_bases(house.disk)
     assert await house.cleaning.check() > 0
     assert house.cleaning.problem == ""
     assert (
-        segment_bases(house.disk) == house.store.log.bases == bases[-len(house.store.log.bases) :]
+        segment_bases(house.disk)
+        == house.store.log.bases
+        == all_bases[-len(house.store.log.bases) :]
     )
     await house.agrees()
     await house.store.close()
@@ -435,10 +506,9 @@ async def test_segment_goes_when_its_first_message_came_after_a_check():
     """It was the last segment of the log then, and had progress alone."""
     house = RetainingBroker()
     await _fill_without_messages(house)
-    house.cleaning._first_ms.clear()
     last = house.store.log.bases[-1]
     await house.cleaning.check()
-    assert last not in house.cleaning._first_ms
+    assert house.cleaning._times[last].first_ms is None
     await house.fill(partitions=(3,), batches=200)
     assert await house.cleaning.check()
     assert house.store.log.first_position > last
@@ -449,10 +519,10 @@ async def test_check_compares_positions_as_often_as_there_are_segments():
     house = RetainingBroker()
     await house.fill(batches=600, groups=("g",))  # which has acked nothing, so that all stays
     await house.cleaning.check()
-    known = house.cleaning._first_ms
+    known = house.cleaning._times
     count = len(known)
     assert count > 40
-    house.cleaning._first_ms = {CountedBase(base): at for base, at in known.items()}
+    house.cleaning._times = {CountedBase(base): at for base, at in known.items()}
     CountedBase.compared = 0
     await house.cleaning.check()
     assert CountedBase.compared <= 6 * count

@@ -10,6 +10,7 @@ from keylane.broker.retention.policy import (
     Limits,
     SealedSegment,
     allowed_position,
+    begins_segment,
     reason_to_refuse,
     removed_from_ms,
     wanted_position,
@@ -44,6 +45,20 @@ def test_segments_are_deleted_when_they_reach_the_age():
     assert wanted(segments(80, None, 80)) == 1
     assert wanted(segments(80), limits=Limits(retention_ms=0, retention_bytes=0)) == 0
     assert wanted([]) == 0
+
+
+def test_segment_is_begun_when_an_eighth_of_the_age_has_passed():
+    """Not without messages, without an age, or where very many segments are kept already."""
+
+    def begins(oldest_ms, *, limits=LIMITS, segments=1):
+        return begins_segment(oldest_ms, limits, segments=segments, now_ms=NOW)
+
+    assert begins(NOW - 9 * HOUR)
+    assert not begins(NOW - 9 * HOUR + 1)
+    assert not begins(None)
+    assert not begins(NOW - 99 * HOUR, limits=Limits(retention_ms=0, retention_bytes=9))
+    assert begins(NOW - 9 * HOUR, segments=1_000)
+    assert not begins(NOW - 9 * HOUR, segments=1_001)
 
 
 def test_oldest_segments_are_deleted_until_the_log_is_within_its_size():

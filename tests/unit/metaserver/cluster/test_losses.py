@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import pytest
+import sqlalchemy as sa
 
 from keylane.metaserver.cluster.brokers import cordon_broker, report_broker, writable_groups
 from keylane.metaserver.cluster.heard import unheard_children
+from keylane.metaserver.cluster.removals import _delete_group_rows
 from keylane.metaserver.cluster.subjects import find_subject, read_route
 from keylane.metaserver.groups.leases import PartitionFacts, readable_partitions
 from keylane.metaserver.groups.sessions import join_group
+from keylane.metaserver.groups.views import read_group
+from keylane.metaserver.metrics import _read
 from keylane.metaserver.operations.begin import plan_operations
 from keylane.metaserver.operations.journal import claim_operation, finish_round, idle_operations
 from keylane.metaserver.operations.views import operation_views, subject_history
 from keylane.metaserver.sql.clock_restart import restart_times
+from keylane.metaserver.sql.schema import drained
+from keylane.metaserver.starts.rows import begin_group, start_scope
 from keylane.protocol.control import BrokerHeartbeat, Join
 from keylane.protocol.errors import FolderGivenUpError
+from keylane.protocol.groups import CreateGroup
 from keylane.protocol.ids import PartitionId
-from keylane.protocol.operations import OperationKind, OperationState, Reshape
+from keylane.protocol.operations import GroupLoss, OperationKind, OperationState, Reshape
 from keylane.protocol.routing import OrderStrategy, PartitionState
 from support.sql.rows import Rows
 
@@ -135,6 +142,56 @@ def test_dry_run_names_the_losses_of_a_running_operation(rows: Rows) -> None:
     rows.begin(LOSE_G1)
     assert rows.drive(planned.freed) is None
     assert lost(rows, "s") == there
+
+
+def test_losses_of_groups_stay_known_when_the_operation_is_done(rows: Rows) -> None:
+    """By group and partition, with what is known of their number; not for a group that drained it, or came later."""
+    rows.create("s", 3, order_strategy=STRICT)
+    rows.resize("s", 6)
+    there = {
+        partition.partition_id: partition.state
+        for partition in rows.run(read_route, "s").partitions
+        if partition.broker_group == "g1"
+    }
+    sealed = next(key for key, state in there.items() if state is PartitionState.SEALED)
+    for group in ("behind", "through", "deleted"):
+        rows.run(begin_group, rows.run(start_scope, "s", group), group, CreateGroup(), cursors={})
+    through, deleted = (
+        rows.run(start_scope, "s", each).group_id for each in ("through", "deleted")
+    )
+    rows.run(
+        lambda connection: connection.execute(
+            sa.insert(drained), [{"group_id": through, "partition_id": key} for key in there]
+        )
+    )
+    rows.silence("g1")
+    (planned,) = rows.run(plan_operations, LOSE_G1)
+    would = {loss.partition_id: loss.losses for loss in planned.view(LOSE_G1).losses}
+    most = {key: 100 if key == sealed else None for key in there}
+    assert would == {
+        key: (
+            GroupLoss(group="behind", messages_max=most[key]),
+            GroupLoss(group="deleted", messages_max=most[key]),
+        )
+        for key in there
+    }
+    ((operation_id, _),) = rows.begin(LOSE_G1)
+    rows.drive(operation_id)
+    rows.run(begin_group, rows.run(start_scope, "s", "later"), "later", CreateGroup(), cursors={})
+    (done,) = rows.run(operation_views, [operation_id])
+    assert {loss.partition_id: loss.losses for loss in done.losses} == would
+    for group, lost_ids in {"behind": set(there), "through": set(), "later": set()}.items():
+        given_up = rows.run(read_group, "s", group).given_up
+        assert {loss.partition_id: loss.messages_max for loss in given_up} == {
+            key: most[key] for key in lost_ids
+        }
+    assert {loss.broker_group for loss in rows.run(read_group, "s", "behind").given_up} == {"g1"}
+    figures = rows.run(_read)
+    behind = (("subject", "s"), ("group", "behind"))
+    assert figures.given_up[behind] == 100
+    assert figures.given_up_partitions[behind] == len(there)
+    rows.run(_delete_group_rows, [deleted])
+    assert set(rows.run(_read).given_up) == {behind}
 
 
 def part(number: int, *parents: int, state: PartitionState, lost: bool = False) -> PartitionFacts:

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from keylane.metaserver.cluster.brokers import broker_views, report_broker
 from keylane.metaserver.groups.lease_rows import read_grants
 from keylane.metaserver.groups.sessions import join_group
+from keylane.metaserver.groups.views import read_group
 from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.rebuild.rows import RebuildOptions, RebuiltSubject
 from keylane.metaserver.rebuild.writer import store_rebuilt
@@ -18,6 +19,7 @@ from keylane.metaserver.verify.reader import read_sql_view
 from keylane.metaserver.verify.views import BrokerAnswer, Views
 from keylane.protocol.control import BrokerHeartbeat, Join, PartitionStatus
 from keylane.protocol.errors import InvalidNameError, InvalidRequestError
+from keylane.protocol.ids import ConsumerGroup
 from keylane.protocol.limits import PARTITION_MESSAGES_MAX
 from support.sql.kept_by_brokers import EXPIRED, OPEN, SEALED, heard, source, states, status
 from support.sql.told_groups import settle_group
@@ -111,6 +113,15 @@ def test_unread_messages_are_given_up_only_with_lose_unread(child: PartitionStat
     subject = rebuilt(left, right, options=LOSE)
     assert states(subject) == {1: EXPIRED, 2: OPEN, 3: OPEN}
     assert [gone.unread_by for gone in subject.gone] == [("g",)]
+
+
+def test_given_up_messages_stay_known_when_a_rebuild_has_lost_them(engine: sa.Engine) -> None:
+    """The group that may not have read the gone partition is described with it, without a number."""
+    cluster = plan_rebuild([source(heard(part(2, 1)), group="g2")], LOSE)
+    with engine.begin() as connection:
+        store_rebuilt(connection, cluster, route_version=1_000_000)
+        (lost,) = read_group(connection, cluster.subjects[0].name, ConsumerGroup("g")).given_up
+    assert (lost.partition_id, lost.broker_group, lost.messages_max) == (1, "g1", None)
 
 
 def test_group_counts_as_through_when_it_was_granted_a_later_partition() -> None:

@@ -432,7 +432,7 @@ def test_violations_are_cut_at_the_limit() -> None:
 
 
 def test_unlisted_groups_are_no_fault_when_they_need_no_messages() -> None:
-    """A drained partition, a group without tokens, and a subject with retention by time are no faults."""
+    """A drained partition, a group without tokens, and one that brokers were not told, with retention by time, are no faults."""
     world = HealthyCluster()
     world.status(1, groups_told=False)
     assert broken(world) == {}
@@ -442,6 +442,7 @@ def test_unlisted_groups_are_no_fault_when_they_need_no_messages() -> None:
     assert broken(world) == {}
     world = HealthyCluster()
     world.subject = replace(world.subject, retention=Retention.TIME)
+    world.group = replace(world.group, heard=set())
     for some in world.hosted.values():
         for item in list(some):
             timed = msgspec.structs.replace(item.facts, retention=Retention.TIME)

@@ -1,0 +1,30 @@
+"""What the audit log says of a call beside its subject and group."""
+
+from __future__ import annotations
+
+from keylane.protocol.control import AcceptFolder
+from keylane.protocol.operations import OperationKind, Reshape
+from keylane.protocol.progress import ResetGroup, ResetTo
+from keylane.rpc.access.audit_detail import detail_of
+
+
+def test_detail_says_that_a_loss_is_accepted_and_what_is_a_dry_run():
+    """An auditor tells who gave up data from who looked at a plan."""
+    lose = Reshape(kind=OperationKind.EVACUATE, broker_group="g2", accept_loss=True)
+    accepts = "evacuate g2, accepts the loss of what only it has"
+    assert detail_of(lose, {}) == accepts
+    would = Reshape(kind=OperationKind.EVACUATE, broker_group="g2", accept_loss=True, dry_run=True)
+    assert detail_of(would, {}) == f"dry run: {accepts}"
+    left = Reshape(kind=OperationKind.EVACUATE, broker_group="g2", without_source=True)
+    assert detail_of(left, {}) == "evacuate g2, without its source"
+    assert detail_of(Reshape(kind=OperationKind.RESIZE, subject="s"), {}) == "resize"
+
+
+def test_detail_says_dry_run_of_every_call_that_has_one():
+    """A reset, and an older copy of a data folder that would be accepted, too."""
+    assert (
+        detail_of(ResetGroup(to=ResetTo.EARLIEST, dry_run=True), {}) == "dry run: reset to earliest"
+    )
+    assert detail_of(ResetGroup(to=ResetTo.EARLIEST), {}) == "reset to earliest"
+    assert detail_of(AcceptFolder(dry_run=True), {}) == "dry run"
+    assert detail_of(AcceptFolder(), {}) == ""
