@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
+from ..protocol.access.principals import ADMIN, BROKER, CLUSTER
 from ..protocol.access.tokens import check_own_token, token_hash
 from ..protocol.clock import Clock, SystemClock
 from ..rpc.access.guard import Guard
@@ -208,8 +209,6 @@ async def _access(
 
 def _known_tokens(settings: MetaserverSettings) -> dict[str, str]:
     """Hash → principal, of the tokens of the settings.  Raises TokenInvalidError."""
-    from .access.service import ADMIN, BROKER, CLUSTER
-
     known = {}
     for path, principal in (
         (settings.admin_token_file, ADMIN),

@@ -34,10 +34,10 @@ PRINCIPALS_MAX = 10_000
 STATE = sa.select(access_state.c.cluster, access_state.c.version)
 
 
-def read_version(connection: Connection) -> int:
-    """Return the version of access; -1 before it is made."""
+def read_version(connection: Connection) -> tuple[str, int] | None:
+    """Return which state of access this is, and its version; None before it is made."""
     row = connection.execute(STATE).one_or_none()
-    return -1 if row is None else row.version
+    return None if row is None else (row.cluster, row.version)
 
 
 def begin_access(connection: Connection, cluster: str) -> None:

@@ -74,6 +74,14 @@ class AccessGrant(Struct, frozen=True, order=True):
     group: str = ANY
 
 
+ADMIN_GRANTS: Final = tuple(
+    AccessGrant(right) for right in (Rights.PRODUCE, Rights.CONSUME, Rights.READ, Rights.ADMINISTER)
+)
+"""The rights of the administrator's token."""
+CLUSTER_GRANTS: Final = (AccessGrant(Rights.CLUSTER),)
+"""The rights of brokers' tokens."""
+
+
 def check_pattern(what: str, pattern: str) -> str:
     """
     Check a pattern: a name, or the beginning of one with `*` behind it.
