@@ -31,7 +31,12 @@ from .book import CHANGED_MS
 TOKENS_MAX = 10_000
 PRINCIPALS_MAX = 10_000
 
-STATE = sa.select(access_state.c.cluster, access_state.c.version)
+_changed = sa.select(
+    sa.func.coalesce(sa.func.max(access_principals.c.version), 0)
+).scalar_subquery()
+_version = sa.case((_changed > access_state.c.version, _changed), else_=access_state.c.version)
+"""No principal has changed later, also if its row was copied from another database."""
+STATE = sa.select(access_state.c.cluster, _version.label("version"))
 
 
 def read_version(connection: Connection) -> tuple[str, int] | None:
@@ -190,7 +195,7 @@ def _grant_row(ask: ChangeGrant) -> dict[str, str]:
 
 def raise_version(connection: Connection) -> int:
     """Raise the version of access."""
-    raised = sa.update(access_state).values(version=access_state.c.version + 1)
+    raised = sa.update(access_state).values(version=_version + 1)
     version: int = connection.execute(raised.returning(access_state.c.version)).scalar_one()
     return version
 
