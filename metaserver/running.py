@@ -122,6 +122,8 @@ async def running_metaserver(
             routes, limits=limits, on_refusal=metrics.note_refusal, serving=settings, tls=served.tls, guard=guard
         )  # fmt: skip
         await server.start(settings.host, settings.port)
+        if access is not None:
+            access.audit.buffer.server = f"metaserver {server.address}"
         await stack.enter_async_context(member.at_work(server.address))
         attending = asyncio.create_task(services.attendant.run())
         watching = _watching(database, metrics, access)

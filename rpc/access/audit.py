@@ -1,20 +1,23 @@
-"""The audit log: who did what, and who was refused, as JSON lines of the logger `keylane.audit`.
+"""The audit log: who did what, and who was refused, as lines of the logger `keylane.audit`.
 
-    {"at": "2026-11-24T02:40:00.123Z", "who": "shop", "from": "127.0.0.1", "did": "POST /v1/subjects/{subject}/delete",
-     "subject": "orders", "group": "", "outcome": "refused", "code": 1351}
+    {…, "logger": "keylane.audit", "message": "shop: POST /v1/subjects/{subject}/delete: refused", "program": "metaserver", …,
+     "at": "2026-11-24T02:40:00.123Z", "who": "shop", "from": "127.0.0.1", "did": "POST /v1/subjects/{subject}/delete",
+     "subject": "orders", "group": "", "outcome": "refused", "error": "AccessDeniedError", "code": 1351}
+
+In a log of text, the fields from `at` on are a JSON object behind the logger's name.
 
 Lines have names and numbers, never values, keys, tokens or capabilities.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from datetime import UTC, datetime
 
 from ...protocol.errors import KeylaneError
 from ...protocol.http.audit import TEXT_CHARS_MAX, AuditEvent
 from ...protocol.http.endpoint import Endpoint, Rights
+from ..operating.log_lines import FIELDS
 from .caller import AccessTarget
 
 audit_log = logging.getLogger("keylane.audit")
@@ -62,7 +65,7 @@ def note(
         line["detail"] = detail[:TEXT_CHARS_MAX]
     if error is not None:
         line |= {"error": type(error).__name__, "code": error.code}
-    audit_log.info(json.dumps(line))
+    audit_log.info("%s: %s: %s", line["who"] or "?", did, line["outcome"], extra={FIELDS: line})
     return AuditEvent(
         at_ms=max(0, at_ms),
         who=who[:TEXT_CHARS_MAX],
