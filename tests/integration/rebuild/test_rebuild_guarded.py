@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import sqlite3
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from keylane import Admin, Producer
+from keylane.cli.connection import available_brokers
 from keylane.protocol.access.tokens import make_token
 from support.access.guarded import GuardedCluster
+from support.access.secured_cluster import NAME, SecuredCluster
 from support.cluster import eventually
 from support.server_process import run_keylane
 
@@ -156,3 +159,28 @@ def stored_keys(database: sqlite3.Connection) -> int:
     """The number of keys by which capabilities are believed."""
     (count,) = database.execute("SELECT count(*) FROM access_keys").fetchone()
     return int(count)
+
+
+async def test_rebuild_works_on_a_host_that_cluster_init_made(tmp_path: Path) -> None:
+    """Over TLS, with a token of its own for each broker: the administrator's is known by its hash."""
+    secured = SecuredCluster(tmp_path)
+    try:
+        async with secured.admin() as admin:
+            await available_brokers(admin, 1)
+            await admin.create_subject("orders", partitions=2)
+        secured.metaserver.terminate()
+        secured.metaserver.wait(20)
+        settings = tomllib.loads((tmp_path / "made" / NAME / "keylane.toml").read_text())
+        data = Path(settings["metaserver"]["data"])
+        shutil.move(data, tmp_path / "lost")
+        made = run_keylane(
+            "meta", "rebuild", "--data", str(data), "--broker", secured.broker,
+            environment={
+                "KEYLANE_TOKEN": secured.admin_token,
+                "KEYLANE_TLS_CA": secured.tls.ca,
+            },
+        )  # fmt: skip
+        assert made.returncode == 0, made.stderr
+        assert "orders" in made.stdout
+    finally:
+        secured.stop()
