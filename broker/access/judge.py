@@ -76,7 +76,7 @@ class CapabilityJudge:
         *,
         own_token: Callable[[], str] | None = None,
         operators: Mapping[str, str] | None = None,
-        keep: Callable[[dict[str, str]], None] = lambda _operators: None,
+        keep: Callable[[dict[str, str]], object] = lambda _operators: None,
     ) -> None:
         self._own_token = own_token
         self._operators = dict(operators or {})

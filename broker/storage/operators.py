@@ -20,7 +20,7 @@ PATH = "operators.json"
 BYTES_MAX = 4 << 20
 
 
-class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+class _OperatorsFile(msgspec.Struct, frozen=True, kw_only=True):
     """The file."""
 
     format: int = 1
@@ -30,7 +30,7 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
 def keep_operators(files: Files, operators: dict[str, str]) -> None:
     """Write them, durably; where the disk takes no writes, those from before stay."""
     try:
-        replace_file(files, PATH, msgspec.json.encode(_Kept(operators=operators)) + b"\n")
+        replace_file(files, PATH, msgspec.json.encode(_OperatorsFile(operators=operators)) + b"\n")
     except StorageError as error:
         log.warning("cannot write which tokens operators have: %s", error.message)
 
@@ -40,7 +40,7 @@ def read_operators(files: Files) -> dict[str, str]:
     if files.size(PATH) is None:
         return {}
     try:
-        return msgspec.json.decode(files.pread(PATH, 0, BYTES_MAX), type=_Kept).operators
+        return msgspec.json.decode(files.pread(PATH, 0, BYTES_MAX), type=_OperatorsFile).operators
     except (msgspec.MsgspecError, UnicodeDecodeError, StorageError) as error:
         log.warning("%s/%s is unreadable: %s", files.name(), PATH, error)
         return {}

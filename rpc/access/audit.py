@@ -17,10 +17,11 @@ from datetime import UTC, datetime
 from ...protocol.errors import KeylaneError
 from ...protocol.http.audit import TEXT_CHARS_MAX, AuditEvent
 from ...protocol.http.endpoint import Endpoint, Rights
-from ..operating.log_lines import FIELDS
 from .caller import AccessTarget
 
 audit_log = logging.getLogger("keylane.audit")
+FIELDS = "fields"
+"""The attribute of a record that has more fields of its line; in text they follow the message, as JSON."""
 audit_log.setLevel(logging.INFO)  # it is written also where a server logs warnings only
 _SELDOM = frozenset({Rights.ADMINISTER})
 

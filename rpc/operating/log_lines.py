@@ -17,9 +17,8 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from ...protocol.text import json_printable, printable
+from ..access.audit import FIELDS
 
-FIELDS = "fields"
-"""The attribute of a record that has more fields of its line; in text they follow the message, as JSON."""
 LOG_FORMATS = ("auto", "text", "json")
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
