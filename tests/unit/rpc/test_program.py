@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import ssl
@@ -98,6 +99,16 @@ def test_ready_is_one_line_of_json(capfd):
     assert out.count("\n") == 1
 
 
+@pytest.fixture
+def _root_logger():
+    """The log of before: later tests would write theirs into the stream of this one."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = before
+
+
+@pytest.mark.usefixtures("_root_logger")
 def test_connection_that_its_other_end_left_is_no_traceback(capfd):
     """As TLS meets it under uvloop, when a client goes away while an answer is written."""
 
