@@ -9,10 +9,12 @@ from msgspec import Struct
 
 from ..protocol.address import addresses_of
 from ..protocol.errors import (
+    AccessDeniedError,
     ConfigError,
     InvalidRequestError,
     KeylaneError,
     ScheduledUnknownError,
+    UnauthenticatedError,
 )
 from ..protocol.ids import check_name
 from ..protocol.limits import SCHEDULED_LISTED_MAX
@@ -48,6 +50,7 @@ class ScheduledCalls(ClusterCalls):
         Raises:
             InvalidRequestError: `limit` is no such number.
             ConfigError: `broker` is not one address.
+            AccessDeniedError, UnauthenticatedError: the caller may not see them.
         """
         if subject is not None:
             check_name("subject", subject)
@@ -59,6 +62,8 @@ class ScheduledCalls(ClusterCalls):
             try:
                 client = self._connections.broker_at(address)
                 return await client.scheduled(subject=subject, limit=limit)
+            except (AccessDeniedError, UnauthenticatedError, ConfigError):
+                raise  # every broker says the same, and 0 messages would be no answer
             except KeylaneError as error:
                 return error
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from ..protocol.errors import ConfigError
 from .columns import TIME
 
-_TOKEN = re.compile(r"\s*(?:`([^`]+)`|([A-Za-z_]\w*)|([<>(),:])|(\d+)|(\S))")
+_TOKEN = re.compile(r"\s*(?:`([^`]+)`|([A-Za-z_]\w*)|([<>(),:])|([0-9]+)|(\S))")
 _TYPES: dict[str, pa.DataType] = {
     "string": pa.string(),
     "boolean": pa.bool_(),

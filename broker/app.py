@@ -52,6 +52,7 @@ from .storage.files import Files, narrow_rights
 from .storage.identity import FolderIdentity, claim_folder
 from .storage.kernel_syncs import KernelSyncs
 from .storage.opening import Opening, begin_opening, note_heard
+from .storage.operators import keep_operators, read_operators
 from .store.group_commit import RunBlocking
 from .store.known_groups import forget_told
 from .store.old_tokens import refuse_old_tokens
@@ -211,7 +212,9 @@ async def serving_broker(
             return _report(opened, settings, address, untold=untold, taken=taken)
 
         meta = MetaClient(network, settings.meta)
-        guarding = _guarding(opened, settings, meta, clock=clock, address=lambda: address)
+        guarding = _guarding(
+            opened, files, settings, meta, clock=clock, pools=pools, address=lambda: address
+        )
         registration = Registration(
             meta, report, rng=rng, clock=clock,
             on_accepted=lambda: pools.background(note_heard, files, opened.opening),
@@ -279,10 +282,12 @@ def _open(
 
 def _guarding(
     opened: _Folder,
+    files: Files,
     settings: BrokerSettings,
     meta: MetaClient,
     *,
     clock: Clock,
+    pools: Pools,
     address: Callable[[], str],
 ) -> BrokerGuarding | None:
     """The access control of the broker; None: it has none."""
@@ -292,8 +297,17 @@ def _guarding(
     from .access.guarding import BrokerGuarding  # with a library that the others need not load
     from .access.judge import CapabilityJudge
 
+    judge = CapabilityJudge(
+        clock,
+        meta.access_news,
+        own_token=TokenFile(settings.token_file) if settings.token_file else None,
+        operators=read_operators(files),
+        keep=lambda operators: asyncio.ensure_future(
+            pools.background(keep_operators, files, operators)
+        ),
+    )
     return BrokerGuarding(
-        CapabilityJudge(clock, meta.access_news),
+        judge,
         opened.store,
         opened.scheduler,
         clock=clock,

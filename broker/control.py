@@ -39,6 +39,7 @@ from ..protocol.progress import (
 )
 from ..protocol.reading.bounds import AskBounds, BoundsList
 from ..protocol.reprocess.holds import Held, SetHold
+from ..protocol.text import plain_number
 from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
 from .bounds import bounds_of
@@ -157,7 +158,7 @@ class BrokerControl:
 
     async def describe(self, _body: object, params: Params) -> PartitionStatus:
         """A partition with its groups, or with the requested group."""
-        partition = self._store.state.partition(_partition_id(params))
+        partition = self._store.state.partition(partition_id_of(params))
         status = partition.status(now_ms=self._clock.boot_ms(), group=params.get("group"))
         return replace(
             status,
@@ -167,13 +168,14 @@ class BrokerControl:
 
     async def offset(self, _body: object, params: Params) -> FoundOffset:
         """The offset of a message by the time at which it was stored."""
-        partition = self._store.state.partition(_partition_id(params))
+        partition = self._store.state.partition(partition_id_of(params))
         text, bound = params.get("at_ms", ""), params.get("bound", TimeBound.LOWER)
         if bound not in set(TimeBound):
             raise InvalidRequestError(f"the bound is lower or upper, not {bound[:40]!r}")
-        if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        at_ms = plain_number(text)
+        if at_ms is None or len(text) > 18:
             raise InvalidRequestError(f"at_ms is milliseconds since 1970, not {text[:40]!r}")
-        offset = await self._store.offset_at(partition, int(text), TimeBound(bound))
+        offset = await self._store.offset_at(partition, at_ms, TimeBound(bound))
         return FoundOffset(
             offset=offset,
             first_offset=partition.first_offset,
@@ -198,7 +200,7 @@ class BrokerControl:
         With `?empty=1` a partition with messages is refused: it is not the partition that the caller has hosted.
         """
         await check_standing(self._standing)
-        partition_id = _partition_id(params)
+        partition_id = partition_id_of(params)
         if params.get("empty"):
             self._store.state.partition(partition_id).check_empty()
         partition, durable = self._store.seal(partition_id)
@@ -209,14 +211,14 @@ class BrokerControl:
     async def cursor(self, body: SetCursor, params: Params) -> PartitionStatus:
         """Set a group's cursor under a new token, durably; the answer has that group only."""
         await check_standing(self._standing)
-        partition = self._store.state.partition(_partition_id(params))
+        partition = self._store.state.partition(partition_id_of(params))
         await set_cursor(self._store, partition, body)
         return partition.status(now_ms=self._clock.boot_ms(), group=body.group)
 
     async def groups(self, body: KnowGroups, params: Params) -> Done:
         """Have retention keep messages for groups that have not read the partition yet, durably."""
         await check_standing(self._standing)
-        await self._know(_partition_id(params), body)
+        await self._know(partition_id_of(params), body)
         return Done()
 
     async def tell(self, body: TellGroups, _params: Params) -> ToldGroups:
@@ -252,7 +254,7 @@ class BrokerControl:
     async def forget(self, body: ForgetGroup, params: Params) -> ForgottenGroup:
         """Forget a deleted consumer group on a partition, durably; a repeat changes nothing."""
         await check_standing(self._standing)
-        partition = self._store.state.partition(_partition_id(params))
+        partition = self._store.state.partition(partition_id_of(params))
         token, durable = forget_group(self._store, partition, body)
         await durable
         return ForgottenGroup(token=token)
@@ -260,14 +262,16 @@ class BrokerControl:
     async def hold(self, body: SetHold, params: Params) -> Held:
         """Set, renew or end a job's hold, durably."""
         await check_standing(self._standing)
-        partition = self._store.state.partition(_partition_id(params))
+        partition = self._store.state.partition(partition_id_of(params))
         await self._store.holds.set(partition, body)
         return self._store.holds.answer(partition)
 
     async def drop(self, body: DropPartition, params: Params) -> Done:
         """Drop a partition of a deleted subject, durably; a repeat changes nothing."""
         await check_standing(self._standing)
-        await drop_partition(self._store, _partition_id(params), body, now_ms=self._clock.boot_ms())
+        await drop_partition(
+            self._store, partition_id_of(params), body, now_ms=self._clock.boot_ms()
+        )
         return Done()
 
     async def _ready(self) -> Health:
@@ -322,8 +326,9 @@ def _unsealable(store: Store, partition: HostedPartition) -> str:
     return ""
 
 
-def _partition_id(params: Params) -> int:
-    text = params["id"]
-    if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise InvalidRequestError(f"not a partition id: {text[:40]!r}")
-    return int(text)
+def partition_id_of(params: Params) -> int:
+    """The partition in the path of a call.  Raises InvalidRequestError."""
+    partition_id = plain_number(params["id"])
+    if partition_id is None:
+        raise InvalidRequestError(f"not a partition id: {params['id'][:40]!r}")
+    return partition_id

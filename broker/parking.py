@@ -72,9 +72,10 @@ from ..protocol.parked import (
 )
 from ..protocol.routing import logical_partition
 from ..protocol.scheduled.deliver_at import shown
-from ..protocol.text import MAYBE_OLDER_COPY, key_digest
+from ..protocol.text import MAYBE_OLDER_COPY, key_digest, plain_number
 from ..rpc.plane.prompt import Handled
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
+from .control import partition_id_of
 from .partition.park_views import (
     adopted_page,
     detailed_offsets,
@@ -337,14 +338,13 @@ class Parking:
         return partition, group
 
     def _known(self, params: Params, name: str) -> tuple[HostedPartition, Group]:
-        text = params["id"]
-        if not (text.isascii() and text.isdecimal() and len(text) < 20):
-            raise InvalidRequestError(f"not a partition id: {text[:40]!r}")
-        partition = self._store.state.partition(int(text))
+        partition = self._store.state.partition(partition_id_of(params))
         check_name("consumer group", name)
         group = partition.groups.get(name)
         if group is None:
-            raise GroupUnknownError(f"group {name!r} never read partition {text}", group=name)
+            raise GroupUnknownError(
+                f"group {name!r} never read partition {params['id']}", group=name
+            )
         return partition, group
 
 
@@ -359,7 +359,7 @@ def _check_whole(parked: Parked | None) -> None:
 
 def _place(text: str) -> tuple[int, int]:
     """A partition and an offset, as "7:42".  Raises InvalidRequestError."""
-    source, _, offset = text.partition(":")
-    if not all(each.isascii() and each.isdecimal() and len(each) < 20 for each in (source, offset)):
+    source, offset = (plain_number(each) for each in text.partition(":")[::2])
+    if source is None or offset is None:
         raise InvalidRequestError(f"a partition and an offset, as 7:42, not {text!r:.80}")
-    return int(source), int(offset)
+    return source, offset

@@ -139,7 +139,7 @@ def _properties(java: Path, modules: list[str]) -> dict[str, str] | None:
 
 def _major(version: str) -> int:
     """Return 17 for "17.0.15", 8 for "1.8.0_392", 0 for what is no version."""
-    match = re.match(r"(?:1\.)?(\d+)", version)
+    match = re.match(r"(?:1\.)?([0-9]+)", version)
     return int(match[1]) if match else 0
 
 

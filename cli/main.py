@@ -198,7 +198,7 @@ def produce(
     value: Annotated[
         str | None, typer.Argument(help="The message. Without it: one for each line of input.")
     ] = None,
-    key: Annotated[str, typer.Option("--key", "-k", help="Order key.", show_default="none")] = "",
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Order key.")] = None,
     key_separator: Annotated[
         str | None,
         typer.Option(help=r"Separator of key and value in a line; \t is a tab, \xNN a byte."),

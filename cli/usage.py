@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import typer
+import typer.main
 
 from ..protocol.errors import ConfigError, KeylaneError
 from .options import OutputFormat
+
+_NUMBERS: dict[object, re.Pattern[str]] = {
+    int: re.compile("-?[0-9]{1,19}"),
+    float: re.compile(r"-?[0-9]{1,19}(\.[0-9]{1,19})?"),
+}
 
 
 def asks_for_json(arguments: Sequence[str]) -> bool:
@@ -48,6 +57,36 @@ def with_one_meta(arguments: Sequence[str]) -> list[str]:
     return words
 
 
+def with_plain_numbers(command: Any) -> Any:
+    """
+    The command, with every option that is a number taking digits alone, and its sign and point.
+
+    The parser would take `1_000`, digits of other scripts and line ends, and `nan` for any limit.
+    """
+    for other in getattr(command, "commands", {}).values():
+        with_plain_numbers(other)
+    for param in command.params:
+        describe = getattr(param, "get_runtime_param", None)
+        if describe is not None and describe().annotation in _NUMBERS:
+            process = param.process_value
+            pattern = _NUMBERS[describe().annotation]
+            param.process_value = partial(_process_number, process, pattern, param)
+    return command
+
+
+def _process_number(
+    process: Callable[[Any, Any], Any],
+    pattern: re.Pattern[str],
+    param: Any,
+    context: Any,
+    value: Any,
+) -> Any:
+    """As `process` of a parameter; raises BadParameter."""
+    if isinstance(value, str) and pattern.fullmatch(value) is None:
+        raise typer.BadParameter(f"{value!r:.40} is no number", ctx=context, param=param)
+    return process(context, value)
+
+
 def run_command_line(app: typer.Typer, program: str) -> None:
     """Run `app` with the words of the command line, and end the process with its status; 1 for a KeylaneError."""
     in_json = asks_for_json(sys.argv[1:])
@@ -68,11 +107,12 @@ def run_command_line(app: typer.Typer, program: str) -> None:
 
 def _run_app(app: typer.Typer, program: str, *, in_json: bool) -> None:
     words = with_one_meta(sys.argv[1:])
+    command = with_plain_numbers(typer.main.get_command(app))
     if not in_json:
-        app(words, prog_name=program)
+        command(words, prog_name=program)
         return
     try:
-        status = app(words, prog_name=program, standalone_mode=False)
+        status = command(words, prog_name=program, standalone_mode=False)
     except typer.TyperException as error:
         _show_json(error, program)
         sys.exit(getattr(error, "exit_code", 1))

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
+from ..protocol.access.principals import ADMIN, BROKER, CLUSTER
 from ..protocol.access.tokens import check_own_token, token_hash
 from ..protocol.clock import Clock, SystemClock
 from ..rpc.access.guard import Guard
@@ -122,6 +123,8 @@ async def running_metaserver(
             routes, limits=limits, on_refusal=metrics.note_refusal, serving=settings, tls=served.tls, guard=guard
         )  # fmt: skip
         await server.start(settings.host, settings.port)
+        if access is not None:
+            access.audit.buffer.server = f"metaserver {server.address}"
         await stack.enter_async_context(member.at_work(server.address))
         attending = asyncio.create_task(services.attendant.run())
         watching = _watching(database, metrics, access)
@@ -211,8 +214,6 @@ async def _access(
 
 def _known_tokens(settings: MetaserverSettings) -> dict[str, str]:
     """Hash → principal, of the tokens of the settings.  Raises TokenInvalidError."""
-    from .access.service import ADMIN, BROKER, CLUSTER
-
     known = {}
     for path, principal in (
         (settings.admin_token_file, ADMIN),

@@ -246,7 +246,7 @@ CREATE_GROUP = Endpoint(
     "/v1/subjects/{subject}/groups/{group}",
     CreateGroup,
     GroupSettings,
-    Rights.CONSUME,
+    Rights.JOIN,
     "Make a consumer group that begins at the earliest message, the latest or a time; a repeat changes nothing.",
     idempotent=True,
 )

@@ -43,7 +43,7 @@ PARTITION_NAME_CHARS_MAX = 240
 HIDDEN = ".hidden-"
 """Stands between the name of the target and the name of the job, in names of hidden subjects that clients make."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-_NUMBERED = re.compile(r"\.p([0-9]{1,9})$")
+_NUMBERED = re.compile(r"\.p([0-9]{1,9})\Z")
 _PARTITION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,239}")
 
 

@@ -26,6 +26,18 @@ LISTED_MAX = 10
 _ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
+def plain_number(text: str) -> int | None:
+    """
+    The number below 2**63 that ASCII digits say; None: it is other text.
+
+    Python's `int` takes more: `1_000`, `+1`, the digits of other scripts, white space and line ends.
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        return None
+    number = int(text)
+    return number if number < 1 << 63 else None
+
+
 def counted(count: int, noun: str, plural: str = "") -> str:
     """The count with its noun: "1 message", "2 messages".  `plural` is given for nouns that take more than an s."""
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"

@@ -44,8 +44,17 @@ from ..protocol.control import (
     SwitchGroup,
     TimeBound,
 )
-from ..protocol.errors import CreationUnfinishedError, SubjectUnknownError
-from ..protocol.frames import Answer, Request, is_long_poll
+from ..protocol.errors import CreationUnfinishedError, SubjectUnknownError, UnreachableError
+from ..protocol.frames import (
+    Answer,
+    CancelScheduled,
+    ListParked,
+    Read,
+    ReadEdited,
+    ReadParked,
+    Request,
+    is_long_poll,
+)
 from ..protocol.groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
 from ..protocol.http.access import ACCESS_NEWS
 from ..protocol.http.at_once import HeartbeatAnswers, Heartbeats
@@ -88,6 +97,8 @@ T = TypeVar("T")
 CREATION_PAUSE_S = 0.2
 CREATION_STALLED_S = 60.0
 """For how long a creation is waited for of which no further partition gets its broker."""
+REPEATABLE = frozenset({CancelScheduled, ListParked, Read, ReadEdited, ReadParked})
+"""Frames that change nothing when they come twice, and that no loop of a client repeats by itself."""
 PULL_TURN_MS = 500
 """How long a pull waits at a broker while other pulls of this client wait for their turn."""
 
@@ -416,8 +427,16 @@ class BrokerClient:
     async def _call(
         self, request: Request, payload: bytes, wait_ms: int
     ) -> tuple[Answer, memoryview]:
+        kept = self.live_channel
         channel = await self.channel()
-        return await channel.call(request, payload, timeout_ms=self._timeout_ms + wait_ms)
+        timeout_ms = self._timeout_ms + wait_ms
+        try:
+            return await channel.call(request, payload, timeout_ms=timeout_ms)
+        except UnreachableError:
+            # A connection that was kept may be dead without a word, as when the broker's machine was restarted.
+            if channel is not kept or not channel.closed or type(request) not in REPEATABLE:
+                raise
+        return await (await self.channel()).call(request, payload, timeout_ms=timeout_ms)
 
     async def host_partition(self, body: HostPartition) -> PartitionStatus:
         """Have the broker host a partition."""

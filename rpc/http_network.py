@@ -39,6 +39,7 @@ from ..protocol.http.bodies import encode_json
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_server
+from ..protocol.text import plain_number
 from .access.credentials import Credentials, ShownCapability
 from .access.greeting import authenticate, greet, stay_known
 from .access.throttling import THROTTLED_HEADER, Throttling
@@ -68,6 +69,8 @@ CONNECT_SECONDS = 3.0
 TLS_END_SECONDS = 0.02
 """TLS connections end some turns of the event loop after they are closed, which aiohttp does not wait for."""
 CAPABILITY_TIMEOUT_MS = 3_000
+UNAUTHENTICATED, DENIED = 401, 403
+"""Statuses of answers."""
 ADDRESSES_KNOWN_MAX = 10_000
 """Addresses of which it is known whether they have answered: more than a cluster has servers, which may come back at others."""
 _NO_CONNECTION = (
@@ -334,9 +337,9 @@ class HttpNetwork:
             ) as response:
                 data = await response.read()
                 status = response.status
-                waited = response.headers.get(THROTTLED_HEADER, "")
-                if waited.isdecimal() and len(waited) < 8:
-                    self.throttling.note(address, int(waited), "requests")
+                waited_ms = plain_number(response.headers.get(THROTTLED_HEADER, ""))
+                if waited_ms is not None and waited_ms < 10_000_000:
+                    self.throttling.note(address, waited_ms, "requests")
                 version = response.headers.get(VERSION_HEADER)
                 self._note_answer(address)
         except _NO_CONNECTION as error:
@@ -376,23 +379,46 @@ class HttpNetwork:
         self, address: str, path: str, *, timeout_ms: int, statuses: Container[int] = (200,)
     ) -> tuple[str, str]:
         """
-        GET a text without showing who calls, as the figures of a server.
+        GET a text, as the figures of a server; who calls is shown only where the server asks.
 
         Returns:
             The text, and the answer's Date header: whole seconds of the server's clock.
 
         Raises:
             NotSentError, OutcomeUnknownError, ForeignServerError: as `control`; the status is none of `statuses`.
+            UnauthenticatedError, AccessDeniedError: the server shows it to others only.
         """
+        text, date, status = await self._text(address, path, timeout_ms, None)
+        if status == UNAUTHENTICATED and self._identity is not None:
+            bearer = await self._identity.bearer(address)
+            text, date, status = await self._text(address, path, timeout_ms, bearer)
+        if status in statuses:
+            self._note_answer(address)
+            return text, date
+        if status in (UNAUTHENTICATED, DENIED):
+            try:
+                refusal = msgspec.json.decode(text, type=ErrorBody)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                pass  # of a proxy
+            else:
+                raise refusal.error()
+        raise ForeignServerError(
+            f"{address} answered GET {path} with status {status}", address=address
+        )
+
+    async def _text(
+        self, address: str, path: str, timeout_ms: int, bearer: str | None
+    ) -> tuple[str, str, int]:
+        """The text, the Date header and the status.  Raises NotSentError, ForeignServerError."""
         try:
             async with self._session.get(
                 f"{self._scheme}://{address}{path}",
+                headers={} if bearer is None else _headers(bearer),
                 allow_redirects=False,
                 timeout=_limits(timeout_ms),
                 ssl=self._tls_of(address),
             ) as response:
-                text = await response.text()
-                status, date = response.status, response.headers.get("Date", "")
+                return await response.text(), response.headers.get("Date", ""), response.status
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             problem: KeylaneError | None = await self._tls_problem(address, error)
             if problem is None and isinstance(error, aiohttp.ClientResponseError):
@@ -400,12 +426,6 @@ class HttpNetwork:
             raise problem or NotSentError(
                 f"cannot reach {address}: {reason(error)}", address=address
             ) from cause(error)
-        if status not in statuses:
-            raise ForeignServerError(
-                f"{address} answered GET {path} with status {status}", address=address
-            )
-        self._note_answer(address)
-        return text, date
 
     def renew(self, tls: TlsSettings) -> None:
         """Read the files again, for the connections from now on.  Raises ConfigError; the old ones stay in use then."""

@@ -13,34 +13,66 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
 
-from ..protocol.address import is_loopback
+from ..protocol.address import is_host, is_loopback
 from ..protocol.errors import ForeignHostError, OriginError
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 SHOWN_CHARS_MAX = 100
+ANY_HOST = "*"
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _OWN_SITES = frozenset({"same-origin", "none"})
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253})(:[0-9]{0,5})?")
 
 
-def check_host(hosts: Sequence[str], names: Collection[str]) -> None:
+def check_host(
+    hosts: Sequence[str], names: Collection[str], patterns: Iterable[str] | None = None
+) -> None:
     """
     Check the `Host` header of a request.
 
     Args:
         hosts: the values of the header; there must be exactly one.
         names: where the server listens, and the names by which it is reached, in lower case.
+        patterns: the setting `metrics_hosts`, for a call that it is about; None: the call is another one.
 
     Raises:
-        ForeignHostError: it is no loopback name or address, and none of `names`.
+        ForeignHostError: it is no loopback name or address, none of `names`, and not meant by `patterns`.
     """
     match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
     name = match[1].strip("[]").lower() if match is not None else ""
-    if not name or not (name in names or is_loopback(name)):
-        shown = ", ".join(hosts)[:SHOWN_CHARS_MAX]
-        raise ForeignHostError(f"{shown!r} is not a name of this server", host=shown)
+    if name and (name in names or is_loopback(name)):
+        return
+    if name and any(_means(pattern, name) for pattern in patterns or ()):
+        return
+    shown = ", ".join(hosts)[:SHOWN_CHARS_MAX]
+    error = ForeignHostError(f"{shown!r} is not a name of this server", host=shown)
+    if patterns is not None:
+        error.hint += " For scrapes and probes, the server's setting metrics_hosts names other hosts, addresses and networks."
+    raise error
+
+
+def is_host_pattern(text: str) -> bool:
+    """True for what `metrics_hosts` may have: a name, an address, a network, or `*`."""
+    if text == ANY_HOST or is_host(text):
+        return True
+    try:
+        ip_network(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _means(pattern: str, name: str) -> bool:
+    """True if the pattern means the name or address, which is in lower case."""
+    if pattern == ANY_HOST or pattern.lower() == name:
+        return True
+    try:
+        return ip_address(name) in ip_network(pattern)
+    except ValueError:  # one of them is a name
+        return False
 
 
 def check_fetch_site(sites: Iterable[str]) -> None:

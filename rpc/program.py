@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
+import re
 import resource
 import signal
+import ssl
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import uvloop
 
@@ -17,6 +21,9 @@ from ..protocol.errors import KeylaneError
 from ..protocol.errors.failures import few_files_error
 from .operating.log_lines import log_to
 
+log = logging.getLogger("keylane.rpc")
+
+_CLOSED = re.compile(r"unable to perform operation on <.*closed=True.*>; the handler is closed")
 OPEN_FILES = 65_536
 FILES_NEEDED = 128
 """An idle server has some 20 files open; half of the others are for connections, the rest for its data."""
@@ -49,6 +56,7 @@ def run_program(
     async def run() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(handle_loop_error)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         if on_reload is not None:
@@ -63,6 +71,25 @@ def run_program(
         print(f"keylane: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """As the event loop's own handler, but for connections whose other end has gone: these are a line of DEBUG."""
+    if is_of_a_gone_peer(context):
+        log.debug("a connection has ended: %s: %s", context.get("message"), context["exception"])
+    else:
+        loop.default_exception_handler(context)
+
+
+def is_of_a_gone_peer(context: Mapping[str, Any]) -> bool:
+    """True if what an event loop reports is of a connection that its other end has left; it is nobody's mistake here."""
+    error = context.get("exception")
+    if "transport" not in context and "protocol" not in context:
+        return False
+    if isinstance(error, ConnectionError | TimeoutError | ssl.SSLError):
+        return True
+    # uvloop says so where TLS writes its last words to a connection that was aborted.
+    return isinstance(error, RuntimeError) and _CLOSED.fullmatch(str(error)) is not None
 
 
 def allow_open_files() -> None:

@@ -25,7 +25,7 @@ def reason(error: BaseException) -> str:
     cause: object = getattr(error, "os_error", error)
     if isinstance(cause, OSError):
         number = cause.errno
-        quoted = re.search(r"\[Errno (\d+)\]", str(cause))  # one of several addresses tried
+        quoted = re.search(r"\[Errno ([0-9]+)\]", str(cause))  # one of several addresses tried
         if number is None and quoted is not None:
             number = int(quoted[1])
         if number in _WORDS:

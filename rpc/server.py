@@ -14,15 +14,16 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
+from hmac import compare_digest
 from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import ClientConnectionResetError, web
 
 from ..protocol.control import ErrorBody
-from ..protocol.endpoints import DATA_PATH, METRICS, OPENAPI
+from ..protocol.endpoints import DATA_PATH, LIVE, METRICS, OPENAPI, READY
 from ..protocol.errors import (
     AccessDeniedError,
     AnswerNotTakenError,
@@ -72,10 +73,11 @@ from ..protocol.http.openapi import openapi_document
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import CONNECTIONS_MAX, CONTROL_BYTES_MAX
 from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_client
-from ..protocol.text import refused_value
+from ..protocol.text import plain_number, refused_value
 from .access.guard import CALLER, Guard, Passed
 from .access.peers import peer_of
 from .access.throttling import THROTTLED_HEADER
+from .access.token_file import TokenFile
 from .answer_room import AnswerRoom, begin_answer
 from .intake import (
     ENCODINGS,
@@ -333,6 +335,12 @@ def _places(connections_max: int, guard: Guard | None) -> int:
     return connections_max if guard is None else within_files(connections_max)
 
 
+PROBED = frozenset({METRICS.path, LIVE.path, READY.path})
+"""The paths of scrapers and probes, which may call the server by other names than clients."""
+READ_METRICS = replace(METRICS, rights=Rights.ANY)
+"""The figures, where they need a token: as lists of everything."""
+
+
 class Server:
     """A running server; `port` is the port that it listens on, also if 0 was asked for."""
 
@@ -362,6 +370,8 @@ class Server:
         self._serving = serving or ServingSettings()
         self._tls = tls
         self._guard = guard
+        path = self._serving.metrics_token_file
+        self._scraper_token = None if path is None else TokenFile(path)
         self._plane: DataPlane | None = None
         self._on_refusal = on_refusal
         self._limits = limits or HttpLimits()
@@ -493,7 +503,9 @@ class Server:
     @web.middleware
     async def _own_callers(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         names = self._names
-        check_host(request.headers.getall("Host", ()), names)
+        probed = request.path in PROBED
+        patterns = self._serving.metrics_hosts if probed else None
+        check_host(request.headers.getall("Host", ()), names, patterns)
         check_fetch_site(request.headers.getall("Sec-Fetch-Site", ()))
         origins = request.headers.getall("Origin", ())
         check_origins(origins, names, self.port, scheme="http" if self._tls is None else "https")
@@ -501,7 +513,30 @@ class Server:
             self._guard.check_url(request.path, request.query)
         if (told := request.headers.get(VERSION_HEADER)) is not None:
             check_client(told, VERSION)
+        if self._scraper_token is not None and request.path == METRICS.path:
+            await self._check_scraper(request, self._scraper_token())
         return await handler(request)
+
+    async def _check_scraper(self, request: web.Request, token: str) -> None:
+        """
+        Let who has the scrapers' token read the figures, and who has a right on every subject.
+
+        Raises:
+            UnauthenticatedError, CapabilityEndedError, AccessDeniedError
+        """
+        shown = request.headers.getall("Authorization", ())
+        if len(shown) == 1 and compare_digest(shown[0].encode(), f"Bearer {token}".encode()):
+            return
+        if self._guard is None:
+            raise UnauthenticatedError(
+                "the figures need the token of the server's setting metrics_token_file",
+                reason="no token",
+            )
+        peer = None
+        if self._serving.tls_client_principals:
+            peer = peer_of(request.get_extra_info("peercert"))
+        caller = await self._guard.caller(READ_METRICS, shown, peer)
+        caller.check(READ_METRICS.rights, "")
 
     async def start(self, host: str, port: int) -> None:
         """
@@ -552,10 +587,9 @@ def whole_number(
     text = params.get(name)
     if text is None:
         return default
-    try:
-        value = int(text) if len(text) <= 20 else None
-    except ValueError:
-        value = None
+    value = plain_number(text.removeprefix("-"))
+    if value is not None and text.startswith("-"):
+        value = -value
     if value is None or not low <= value <= high:
         raise InvalidRequestError(
             f"{name} is a whole number from {low} to {high}, not {text!r:.40}"

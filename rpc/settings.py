@@ -16,15 +16,26 @@ from typing import Any, Generic, TypeVar, get_type_hints
 
 from ..protocol.errors import ConfigError
 from ..protocol.settings import refuse
+from ..protocol.text import plain_number
 from .reasons import reason
 
 Settings = TypeVar("Settings")
 CONFIG_VARIABLE = "KEYLANE_CONFIG"
 """Names the TOML file where `--config` is not given."""
 DEFAULT = "default"
+
+
+def _number(text: str) -> int | str:
+    """The number that a text is, with a minus sign at most; other text stays text, which the checks then refuse."""
+    number = plain_number(text.removeprefix("-"))
+    if number is None:
+        return text
+    return -number if text.startswith("-") else number
+
+
 _TRUTHS = {"true": True, "false": False}
 _KINDS_OF_FLAGS: dict[Any, Callable[[str], Any]] = {
-    int: int,
+    int: _number,
     bool: lambda text: _TRUTHS.get(text.lower(), text),
 }
 
@@ -148,10 +159,7 @@ class SettingSources(Generic[Settings]):
     def _from_text(self, name: str, text: str) -> object:
         """A value of the environment; text that is no number stays text, which the checks then refuse."""
         if self._hints.get(name) is int:
-            try:
-                return int(text)
-            except ValueError:
-                return text
+            return _number(text)
         if self._hints.get(name) is bool:
             return _TRUTHS.get(text.lower(), text)
         return text

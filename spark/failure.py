@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from ..protocol.errors import Fate, KeylaneError, error_from_wire, own_hint, wire_details
 
-_MARK = re.compile(r"KEYLANE_(\d{4}) (?=\{)")
+_MARK = re.compile(r"KEYLANE_([0-9]{4}) (?=\{)")
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ..protocol.errors import ConfigError, StoryError
+from ..protocol.text import plain_number
 
 if TYPE_CHECKING:
     from .cluster import VirtualCluster
@@ -92,10 +93,10 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
 def _seed(text: str) -> int | None:
     if text == "random":
         return None
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"--keylane-seed is a number or `random`, not {text!r:.40}") from None
+    seed = plain_number(text)
+    if seed is None:
+        raise ConfigError(f"--keylane-seed is a number or `random`, not {text!r:.40}")
+    return seed
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -12,6 +12,7 @@ from ...protocol.endpoints import CANCEL_SCHEDULED
 from ...protocol.frames import Authenticate, CancelScheduled, Request, Schedule
 from ...protocol.http.endpoint import Endpoint, Rights
 from ...protocol.reading.bounds import AskBounds
+from ...protocol.text import plain_number
 from ...rpc.access.caller import AccessTarget
 from ...rpc.access.guard import Guard
 from ..scheduled.scheduler import Scheduler
@@ -80,12 +81,14 @@ class BrokerGuarding:
         if isinstance(request, Schedule):
             return AccessTarget(request.subject)
         if isinstance(request, CancelScheduled):
-            return AccessTarget(self._scheduler.subject_of(request.scheduled_id) or SOME_SUBJECT)
+            return _of_scheduled(self._scheduler.subject_of(request.scheduled_id))
         partition_id: int = request.partition_id  # type: ignore[union-attr]  # all others have one
-        return AccessTarget(self._subject(partition_id), getattr(request, "group", ""))
+        return self._of_partition(partition_id, getattr(request, "group", ""))
 
-    def _subject(self, partition_id: int) -> str:
-        return self._state.partition(partition_id).facts.subject
+    def _of_partition(self, partition_id: int, group: str = "") -> AccessTarget:
+        """Raises PartitionUnknownError."""
+        subject = self._state.partition(partition_id).facts.subject
+        return AccessTarget(subject, group, f"partition {partition_id}")
 
     async def _targets(
         self, endpoint: Endpoint[Any], body: Any, params: Mapping[str, str]
@@ -96,24 +99,27 @@ class BrokerGuarding:
             return (AccessTarget(params["subject"]),)
         if isinstance(body, AskBounds):
             ids = [bounds.partition_id for bounds in body.partitions]
-            hosted = [self._state.partitions.get(partition_id) for partition_id in ids]
-            return [AccessTarget(each.facts.subject) for each in hosted if each is not None]
+            return [self._of_partition(each) for each in ids if each in self._state.partitions]
         if endpoint is CANCEL_SCHEDULED:
-            return (AccessTarget(self._scheduled(params["id"]) or SOME_SUBJECT),)
+            return (_of_scheduled(self._scheduled(params["id"])),)
         if "{id}" in endpoint.path:
-            return self._of_partition(params["id"], getattr(body, "group", ""))
+            partition_id = plain_number(params["id"])
+            if partition_id is None:
+                return ()  # the call itself complains
+            return (self._of_partition(partition_id, getattr(body, "group", "")),)
         if "subject" in endpoint.query:
             return (AccessTarget(params.get("subject", "")),)
         return (AccessTarget(),)
-
-    def _of_partition(self, text: str, group: str) -> Sequence[AccessTarget]:
-        """The subject of a partition; about text that is no number the call itself complains."""
-        if not (text.isascii() and text.isdecimal() and len(text) < 20):
-            return ()
-        return (AccessTarget(self._subject(int(text)), group),)
 
     def _scheduled(self, text: str) -> str | None:
         try:
             return self._scheduler.subject_of(bytes.fromhex(text))
         except ValueError:
             return None
+
+
+def _of_scheduled(subject: str | None) -> AccessTarget:
+    """What is known of the subject of a scheduled message."""
+    if subject is None:
+        return AccessTarget(SOME_SUBJECT)
+    return AccessTarget(subject, called="this scheduled message")

@@ -4,16 +4,20 @@
 
 A key that is not known is asked for once: a metaserver may have begun to sign with it since the last answer.
 A broker that reaches no metaserver judges by what it knows: capabilities end by themselves.
+Then operators show the tokens of the servers' settings: the broker knows its own, and the hashes of the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 from ...protocol.access.capability import AccessNews, Capability, check_current, parts_of
+from ...protocol.access.principals import ADMIN, CLUSTER
+from ...protocol.access.rights import ADMIN_GRANTS, CLUSTER_GRANTS
+from ...protocol.access.tokens import is_own_token, token_hash
 from ...protocol.clock import Clock
 from ...protocol.errors import CapabilityEndedError, KeylaneError, UnauthenticatedError
 from ...protocol.frames import Authenticate
@@ -60,9 +64,23 @@ class CapabilityJudge:
 
     Args:
         ask_news: asks a metaserver.
+        own_token: the broker's own; None: it has none.
+        operators: see `AccessNews.operators`, as they were kept.
+        keep: keeps other operators for the next start.
     """
 
-    def __init__(self, clock: Clock, ask_news: Callable[[], Awaitable[AccessNews]]) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        ask_news: Callable[[], Awaitable[AccessNews]],
+        *,
+        own_token: Callable[[], str] | None = None,
+        operators: Mapping[str, str] | None = None,
+        keep: Callable[[dict[str, str]], object] = lambda _operators: None,
+    ) -> None:
+        self._own_token = own_token
+        self._operators = dict(operators or {})
+        self._keep = keep
         self._boot_ms = clock.boot_ms
         self._ask_news = ask_news
         self._newest = NewestNews()
@@ -100,6 +118,9 @@ class CapabilityJudge:
         if self.subject_bytes != news.subject_bytes:
             self.subject_bytes = dict(news.subject_bytes)
         self.scheduled_bytes = news.scheduled_bytes
+        if news.operators and news.operators != self._operators:  # an earlier metaserver has none
+            self._operators = news.operators
+            self._keep(news.operators)
 
     def now_ms(self) -> int:
         """The metaserver's calendar."""
@@ -172,12 +193,31 @@ class CapabilityJudge:
         Raises:
             UnauthenticatedError, CapabilityEndedError
         """
+        operator = self._operator(text)
+        if operator is not None:
+            return operator
         capability = await self.believe(text)
         if capability.holder:
             raise UnauthenticatedError(
                 "this capability is for connections of its holder", reason="held"
             )
         return _caller(capability)
+
+    def _operator(self, text: str) -> Caller | None:
+        """Who has this token of the servers' settings; None: it is none of them."""
+        if not is_own_token(text):
+            return None
+        hashed = token_hash(text)
+        principal = self._operators.get(hashed)
+        if (
+            principal is None
+            and self._own_token is not None
+            and hashed == token_hash(self._own_token())
+        ):
+            principal = CLUSTER
+        if principal is None:
+            return None
+        return Caller(principal, ADMIN_GRANTS if principal == ADMIN else CLUSTER_GRANTS)
 
     async def authenticate(
         self, nonce: bytes, asked: Authenticate, address: str

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from ...protocol.errors import ConfigError
+from ...protocol.text import plain_number
 from .append_file import Buffer, RealAppendFile
 from .files import AppendFile, Files, RealFiles
 from .kernel_syncs import KernelSyncs
@@ -36,7 +37,7 @@ class FailPoint:
 
     def __init__(self, text: str) -> None:
         name, _, count = text.partition(":")
-        if name not in POINTS or not count.isdecimal() or not int(count):
+        if name not in POINTS or not plain_number(count):
             raise ConfigError(
                 f"{VARIABLE}={text!r} is not point:count; the points are {', '.join(POINTS)}"
             )

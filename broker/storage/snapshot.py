@@ -158,7 +158,10 @@ class Snapshots:
         return [
             int(name[:10])
             for name in self._files.list(FOLDER)
-            if len(name) == 10 + len(SUFFIX) and name.endswith(SUFFIX) and name[:10].isdecimal()
+            if len(name) == 10 + len(SUFFIX)
+            and name.endswith(SUFFIX)
+            and name[:10].isascii()
+            and name[:10].isdecimal()
         ]
 
     def _head(self, number: int) -> tuple[int, ...] | None:

@@ -23,7 +23,7 @@ RANGES_MAX = 200
 
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|.?)", re.DOTALL)
 _ESCAPES = {"t": b"\t", "0": b"\0", "\\": b"\\"}
-_RANGE = re.compile(r"(\d{1,18})(?:(-)(\d{1,18})?)?")
+_RANGE = re.compile(r"([0-9]{1,18})(?:(-)([0-9]{1,18})?)?")
 
 Records = Callable[[AsyncIterator[tuple[int, bytes]]], AsyncIterator[tuple[int, bytes]]]
 """Makes numbered records of numbered lines."""

@@ -53,7 +53,7 @@ class SendOptions:
 
     subject: str
     value: str | None = None
-    key: str = ""
+    key: str | None = None
     separator: str | None = None
     as_json: bool = False
     keyless: bool = False
@@ -209,8 +209,9 @@ def _input_of(options: SendOptions) -> SendInput:
             options.deliver_at is not None and options.delay_s is not None
         ),
         "--delay is over 366 days": (options.delay_s or 0) * 1000 > AHEAD_MS_MAX,
+        "--key is empty: leave it out to send without a key, which has no order": options.key == "",
         "the key is in each line: leave --key out": (
-            bool(options.key) and (own_key or form is InputFormat.JSON)
+            options.key is not None and (own_key or form is InputFormat.JSON)
         ),
         "--keyless is for lines with a --key-separator or a --key-field": (
             options.keyless and not own_key
@@ -219,7 +220,7 @@ def _input_of(options: SendOptions) -> SendInput:
     for problem, met in impossible.items():
         if met:
             raise ConfigError(problem)
-    key, properties = _bytes(options.key), headers_of(options.headers)
+    key, properties = _bytes(options.key or ""), headers_of(options.headers)
     deliver_at = _deliver_at(options)
     if rows:
         kind = CsvTable if form is InputFormat.CSV else Ndjson

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from ...consumer import Reader
 from ...protocol.reading.instants import ago_ms
+from ...protocol.text import plain_number
 from ..message_json import message_json
 from ..options import WAIT_S, OutputFormat, parse_time
 from .consume import parse_format
@@ -23,8 +24,9 @@ def parse_bound(text: str) -> str | int | datetime:
     """
     if text in {"earliest", "latest"} or ago_ms(text) is not None:
         return text
-    if text.isascii() and text.isdecimal() and len(text) < 20:
-        return int(text)
+    offset = plain_number(text)
+    if offset is not None:
+        return offset
     return datetime.fromtimestamp(parse_time(text) / 1000, UTC)
 
 

@@ -90,8 +90,8 @@ class AccessBook:
         quota = self.quotas.get(principal) or self.quotas.get(EVERYBODY) or NO_QUOTA
         return Caller(principal, grants, groups, quota, ends_at_ms, self.version)
 
-    def news(self, now_ms: int) -> AccessNews:
-        """What brokers have to know."""
+    def news(self, now_ms: int, *, operators: Mapping[str, str]) -> AccessNews:
+        """What brokers have to know; see `AccessNews.operators`."""
         late = {
             principal: version
             for principal, (version, at_ms) in self.changed.items()
@@ -107,4 +107,5 @@ class AccessBook:
             floor=max(late.values()) if many else 0,
             subject_bytes=dict(self.subject_bytes),
             scheduled_bytes=dict(self.scheduled_bytes),
+            operators=dict(operators),
         )

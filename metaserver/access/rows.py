@@ -31,13 +31,18 @@ from .book import CHANGED_MS
 TOKENS_MAX = 10_000
 PRINCIPALS_MAX = 10_000
 
-STATE = sa.select(access_state.c.cluster, access_state.c.version)
+_changed = sa.select(
+    sa.func.coalesce(sa.func.max(access_principals.c.version), 0)
+).scalar_subquery()
+_version = sa.case((_changed > access_state.c.version, _changed), else_=access_state.c.version)
+"""No principal has changed later, also if its row was copied from another database."""
+STATE = sa.select(access_state.c.cluster, _version.label("version"))
 
 
-def read_version(connection: Connection) -> int:
-    """Return the version of access; -1 before it is made."""
+def read_version(connection: Connection) -> tuple[str, int] | None:
+    """Return which state of access this is, and its version; None before it is made."""
     row = connection.execute(STATE).one_or_none()
-    return -1 if row is None else row.version
+    return None if row is None else (row.cluster, row.version)
 
 
 def begin_access(connection: Connection, cluster: str) -> None:
@@ -190,7 +195,7 @@ def _grant_row(ask: ChangeGrant) -> dict[str, str]:
 
 def raise_version(connection: Connection) -> int:
     """Raise the version of access."""
-    raised = sa.update(access_state).values(version=access_state.c.version + 1)
+    raised = sa.update(access_state).values(version=_version + 1)
     version: int = connection.execute(raised.returning(access_state.c.version)).scalar_one()
     return version
 

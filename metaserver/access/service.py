@@ -22,7 +22,14 @@ from ...protocol.access.capability import (
     AccessNews,
     Capability,
 )
-from ...protocol.access.rights import AccessGrant, Rights, allows, check_grant
+from ...protocol.access.principals import ADMIN
+from ...protocol.access.rights import (
+    ADMIN_GRANTS,
+    CLUSTER_GRANTS,
+    AccessGrant,
+    allows,
+    check_grant,
+)
 from ...protocol.access.tokens import make_token, token_hash
 from ...protocol.clock import Clock
 from ...protocol.control import Done
@@ -87,14 +94,8 @@ log = logging.getLogger("keylane.metaserver")
 
 POLL_MS = 1_000
 KEY_MS = 3_600_000
-ADMIN, CLUSTER = "admin", "cluster"
-"""The principals of the tokens in files."""
-BROKER = "broker."
-"""What names of brokers' own principals begin with."""
-ADMIN_GRANTS = tuple(
-    AccessGrant(right) for right in (Rights.PRODUCE, Rights.CONSUME, Rights.READ, Rights.ADMINISTER)
-)
-CLUSTER_GRANTS = (AccessGrant(Rights.CLUSTER),)
+REREAD_MS = 30_000
+"""Everything is read anew so often, in case rows were put into the database by other means than a metaserver's calls."""
 METASERVER = "metaserver"
 
 
@@ -127,14 +128,13 @@ class AccessService:
             for principal in known.values()
         }
         self._key = OwnKey()
-        self._key_made_ms = 0
+        self._key_made_ms = self._read_ms = 0
         self._own = OwnKey()
         self.book = AccessBook()
         self._readings = Readings()
 
     async def start(self) -> None:
         """Read everything, and store the public key.  Raises StorageError."""
-        await self._database.write(begin_access, secrets.token_hex(16))
         await self._new_key()
 
     async def run(self) -> None:
@@ -142,21 +142,31 @@ class AccessService:
         while True:
             await asyncio.sleep(POLL_MS / 1000)
             try:
-                if self._clock.boot_ms() - self._key_made_ms > KEY_MS:
-                    await self._new_key()
-                elif await self._database.read(read_version) != self.book.version:
-                    await self.refresh()
+                await self._follow()
             except StorageError as error:
                 log.warning("rights are not read anew: %s", error.message)
 
+    async def _follow(self) -> None:
+        """Read what has changed, and store a new key if it is time for one, or if the database lacks this one's."""
+        now_ms = self._clock.boot_ms()
+        stored = await self._database.read(read_version)
+        known = (self.book.cluster, self.book.version)
+        if stored is not None and (stored != known or now_ms - self._read_ms > REREAD_MS):
+            await self.refresh()
+        # Without the row or the key it is another database, as after a restore.
+        is_stored = stored is not None and self._key.key_id in self.book.keys
+        if not is_stored or now_ms - self._key_made_ms > KEY_MS:
+            await self._new_key()
+
     async def refresh(self) -> None:
         """Read everything anew: `book` has, from then on, all that was committed before this call.  Raises StorageError."""
-        number = self._readings.begin()
+        number, self._read_ms = self._readings.begin(), self._clock.boot_ms()
         book = await self._database.read(read_book, self._clock.wall_ms())
         if self._readings.is_newest(number, book.version):
             self.book = book.with_files(self._file_tokens, self._file_grants)
 
     async def _new_key(self) -> None:
+        await self._database.write(begin_access, secrets.token_hex(16))
         key, now_ms = OwnKey(), self._clock.wall_ms()
         ends_at = now_ms + KEY_MS + 2 * CAPABILITY_MS
         await self._database.write(
@@ -183,7 +193,7 @@ class AccessService:
 
     def news(self) -> AccessNews:
         """What brokers have to know."""
-        return self.book.news(self._clock.wall_ms())
+        return self.book.news(self._clock.wall_ms(), operators=self._file_tokens)
 
     # ── capabilities ──────────────────────────────────────────────────────────────────────────────────
     def sign(self, caller: Caller, holder: bytes = b"") -> str:

@@ -10,19 +10,22 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.control import CreateSubject, Join
-from ...protocol.endpoints import ACCEPT_FOLDER, CORDON
+from ...protocol.endpoints import ACCEPT_FOLDER, CANCEL_OPERATION, CORDON
 from ...protocol.http.at_once import Heartbeats
 from ...protocol.http.endpoint import Endpoint
 from ...protocol.operations import OperationKind, Reshape
+from ...protocol.text import plain_number
 from ...rpc.access.caller import AccessTarget
 from ..sql.database import Database
-from ..sql.schema import groups, sessions, subjects
+from ..sql.schema import groups, operations, sessions, subjects
 
 SESSIONS_MAX = 100_000
 _OF_BROKERS = frozenset({CORDON.path, ACCEPT_FOLDER.path})
 """Paths whose {group} is a broker group."""
 _OF_SUBJECT = frozenset({OperationKind.RESIZE, OperationKind.GROW})
 """Changes that name a subject; the others name partitions or a broker group, and need the right on everything."""
+_CANCELED = _OF_SUBJECT | {OperationKind.SET}
+"""Those that who administers their subject may have begun."""
 _WHOLE = (AccessTarget(),)
 
 
@@ -44,6 +47,9 @@ class MetaTargets:
         """
         if endpoint.path in _OF_BROKERS:
             return _WHOLE
+        if endpoint is CANCEL_OPERATION:
+            subject = await self._database.read(_read_changed, plain_number(params["id"]))
+            return _WHOLE if subject is None else (AccessTarget(subject, "", "this operation"),)
         if "{subject}" in endpoint.path:
             # Only what the path says: the same name in the query is another one.
             group = params["group"] if "{group}" in endpoint.path else ""
@@ -86,4 +92,14 @@ _session = (
 
 def _read_session(connection: Connection, session: str) -> AccessTarget | None:
     row = connection.execute(_session, {"of_session": session}).one_or_none()
-    return None if row is None else AccessTarget(row.subject, row.group_name)
+    return None if row is None else AccessTarget(row.subject, row.group_name, "this session")
+
+
+def _read_changed(connection: Connection, operation_id: int | None) -> str | None:
+    """The subject of an operation that who administers the subject may begin, and cancel; None: it is another one."""
+    chosen = (
+        sa.select(subjects.c.name)
+        .join(operations, operations.c.subject_id == subjects.c.subject_id)
+        .where(operations.c.operation_id == operation_id, operations.c.kind.in_(_CANCELED))
+    )
+    return connection.execute(chosen).scalar_one_or_none()

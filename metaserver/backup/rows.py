@@ -9,7 +9,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -47,10 +47,17 @@ def backup_tables() -> list[sa.Table]:
     return [table for table in metadata.sorted_tables if table.name not in _LEFT_OUT]
 
 
-def read_rows(connection: Connection) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every row of a backup, as of one instant: the name of its table, and its values by column."""
+def read_rows(
+    connection: Connection, tables: Sequence[sa.Table] | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """
+    Every row of a backup, as of one instant: the name of its table, and its values by column.
+
+    Args:
+        tables: None: all of a backup.
+    """
     begin_snapshot(connection)
-    for table in backup_tables():
+    for table in backup_tables() if tables is None else tables:
         for row in connection.execute(sa.select(table)).mappings():
             if table is not facts or row["name"] in _KEPT_FACTS:
                 yield str(table.name), {str(name): value for name, value in row.items()}
@@ -95,7 +102,7 @@ def store_rows(
     for group_id in connection.execute(sa.select(groups.c.group_id)).scalars().all():
         take_duty(connection, rebuilt_duty(group_id), holder="restore", lease_ms=HOLD_MS)
     for table in tables.values():
-        _number_ahead(connection, table)
+        number_ahead(connection, table)
     held = sa.select(duties.c.name, duties.c.holder, duties.c.held_until)
     kept = [dict(row) for row in connection.execute(held).mappings()]
     restart_times(connection, broker_ttl_ms=broker_ttl_ms)  # which ends duties as well
@@ -103,7 +110,7 @@ def store_rows(
         connection.execute(sa.insert(duties), kept)
 
 
-def _number_ahead(connection: Connection, table: sa.Table) -> None:
+def number_ahead(connection: Connection, table: sa.Table) -> None:
     """Have the database give ids to later rows that no row made since the backup can have."""
     (column, *more) = table.primary_key.columns
     if more or column.autoincrement is not True:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 
+import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.clock import SystemClock
@@ -12,10 +14,14 @@ from ...protocol.errors import BackupFileError, DataFolderError
 from ...protocol.membership.versions import VERSION, check_member, parse_version
 from ..settings import MetaserverSettings, machine_boot, prepare_folder
 from ..sql.cluster_facts import check_cluster, read_facts
-from ..sql.database import FILE, open_database
+from ..sql.database import FILE, SqlDatabase, open_database
 from ..sql.migrate import HEAD, check_revision
-from .file import FORMAT, BackupHead, decode_backup, encode_backup
+from .file import FORMAT, BackupHead, Row, decode_backup, encode_backup
 from .rows import check_unused, read_rows, store_rows
+
+
+def _rows(connection: Connection, tables: Sequence[sa.Table]) -> list[Row]:
+    return list(read_rows(connection, tables))
 
 
 def _backup(connection: Connection) -> tuple[BackupHead, list[bytes]]:
@@ -42,18 +48,49 @@ async def backup_database(
         ConfigError: its schema is of another version; nothing was changed.
         OtherClusterError, UpgradeSkippedError, MemberTooOldError, StorageError
     """
+    async with _stored(settings) as database:
+        head, lines = await database.read(_backup)
+    write(b"".join(lines))
+    return head
+
+
+async def read_tables(settings: MetaserverSettings, tables: Sequence[sa.Table]) -> list[Row]:
+    """The rows of some tables, as of one instant.  Raises as `backup_database`."""
+    async with _stored(settings) as database:
+        return await database.read(_rows, tables)
+
+
+def _stored(
+    settings: MetaserverSettings,
+) -> AbstractAsyncContextManager[SqlDatabase]:
+    """A database that exists, to be opened.  Raises as `backup_database`."""
     if settings.database_url is None and not (settings.data / FILE).exists():
         missing = DataFolderError(f"{settings.data} has no {FILE}", path=settings.data)
         missing.hint = "Name the data folder of the metaserver: --data DIR"
         raise missing
-    opening = open_database(
+    return open_database(
         folder=settings.data, url=settings.database_url, clock=SystemClock(), boot=machine_boot(),
         broker_ttl_ms=settings.broker_ttl_ms, cluster=settings.cluster, before=check_revision,
     )  # fmt: skip
-    async with opening as database:
-        head, lines = await database.read(_backup)
-    write(b"".join(lines))
-    return head
+
+
+def read_backup(
+    settings: MetaserverSettings, content: bytes, path: str
+) -> tuple[BackupHead, list[Row]]:
+    """
+    The head and the rows of a backup of this version and cluster.
+
+    Raises:
+        BackupFileError, OtherClusterError
+    """
+    head, rows = decode_backup(content, path)
+    if head.revision != HEAD:
+        raise BackupFileError(
+            f"{path} was written by keylane {head.program}, with the schema {head.revision}; this is {VERSION}, with {HEAD}",
+            path=path,
+        )
+    check_cluster(settings.cluster, head.cluster, path)
+    return head, rows
 
 
 async def restore_database(
@@ -69,13 +106,7 @@ async def restore_database(
         DatabaseInUseError: the database is not empty.
         DataFolderError, StorageError
     """
-    head, rows = decode_backup(content, path)
-    if head.revision != HEAD:
-        raise BackupFileError(
-            f"{path} was written by keylane {head.program}, with the schema {head.revision}; this is {VERSION}, with {HEAD}",
-            path=path,
-        )
-    check_cluster(settings.cluster, head.cluster, path)
+    head, rows = read_backup(settings, content, path)
     check_member(VERSION, parse_version(head.cluster_version), "this program")
     clock = SystemClock()
     opening = open_database(

@@ -5,15 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from sqlalchemy.engine import Connection
+
 from ...protocol.clock import SystemClock
-from ...protocol.errors import InvalidRequestError
+from ...protocol.control import PartitionStatusList
+from ...protocol.errors import AccessDeniedError, InvalidRequestError, UnauthenticatedError
 from ...rpc.client import BrokerClient
-from ...rpc.network import Network
+from ...rpc.network import KnowsMetaservers, Network
+from ..backup.service import read_backup, read_tables
 from ..settings import MetaserverSettings, machine_boot, prepare_folder
 from ..sql.database import open_database
 from .plan import NO_OPTIONS, plan_rebuild
+from .rights import RIGHTS, KeptRights, check_no_rights, store_rights
 from .rows import BrokerSource, RebuildOptions, RebuiltCluster
 from .writer import check_empty, store_rebuilt
+
+HINT = (
+    "Set KEYLANE_TOKEN_FILE to a file with the administrator's token, or with the token of a broker (its token_file): "
+    "while no metaserver runs, brokers take these alone."
+)
 
 
 async def rebuild_database(
@@ -22,6 +32,7 @@ async def rebuild_database(
     brokers: Sequence[str],
     *,
     options: RebuildOptions = NO_OPTIONS,
+    rights: KeptRights | None = None,
 ) -> RebuiltCluster:
     """
     Fill an empty database with the facts that these brokers keep.
@@ -33,9 +44,11 @@ async def rebuild_database(
     Args:
         brokers: the address of every broker, host:port.
         options: the operator's statements about brokers that are not named.
+        rights: tokens, grants and quotas, which brokers do not keep; None: there are none afterwards.
 
     Raises:
         ConfigError: the database is not empty.
+        UnauthenticatedError: a broker has access control, and the network shows no token of the servers' settings.
         InvalidNameError: the name of a gone broker group is not valid.
         InvalidRequestError: the brokers contradict each other, or brokers are missing.
         UnreachableError: a broker does not answer.
@@ -52,14 +65,53 @@ async def rebuild_database(
         broker_ttl_ms=settings.broker_ttl_ms,
     ) as database:
         await database.read(check_empty)
+        if rights is not None:
+            await database.read(check_no_rights)
         wanted = list(dict.fromkeys(brokers))
-        answers = await asyncio.gather(
-            *(BrokerClient(network, address).partitions() for address in wanted)
-        )
+        if isinstance(network, KnowsMetaservers):
+            # No metaserver gives capabilities now: brokers are shown the token, as metaservers are.
+            network.know_metaservers(wanted)
+        answers = await asyncio.gather(*(_hosted(network, address) for address in wanted))
         sources = [
             BrokerSource(address=address, hosted=hosted)
             for address, hosted in zip(wanted, answers, strict=True)
         ]
         cluster = plan_rebuild(sources, options)
-        await database.write_long(store_rebuilt, cluster, route_version=clock.wall_ms())
+        await database.write_long(_store, cluster, rights, now_ms=clock.wall_ms())
         return cluster
+
+
+def _store(
+    connection: Connection, cluster: RebuiltCluster, rights: KeptRights | None, *, now_ms: int
+) -> None:
+    store_rebuilt(connection, cluster, route_version=now_ms)
+    if rights is not None:
+        store_rights(connection, rights, now_ms=now_ms)
+
+
+async def _hosted(network: Network, address: str) -> PartitionStatusList:
+    """What a broker hosts.  Raises as `rebuild_database`."""
+    try:
+        return await BrokerClient(network, address).partitions()
+    except (UnauthenticatedError, AccessDeniedError) as error:
+        refused = UnauthenticatedError(
+            f"the broker at {address} refuses the rebuild: {error.message}", reason="rebuild"
+        )
+        refused.hint = HINT
+        raise refused from error
+
+
+def rights_of_file(settings: MetaserverSettings, content: bytes, path: str) -> KeptRights:
+    """
+    The rights in a file of `keylane meta backup`; `settings` are those of the rebuild.
+
+    Raises:
+        BackupFileError: it is damaged, or of another version.
+        OtherClusterError
+    """
+    return KeptRights(rows=read_backup(settings, content, path)[1])
+
+
+async def rights_of_database(settings: MetaserverSettings) -> KeptRights:
+    """The rights in another database, which may be in use.  Raises as `backup_database`."""
+    return KeptRights(rows=await read_tables(settings, RIGHTS))

@@ -70,6 +70,9 @@ class AccessNews(Struct, frozen=True, kw_only=True):
     """Subject or pattern → bytes of scheduled messages that all such subjects have together at each broker."""
     version: int = 0
     """Of access, in the database; rises with each change."""
+    operators: dict[str, str] = {}
+    """Hash of a token → its principal, of the tokens in the metaserver's settings: a broker takes these tokens themselves,
+    so that a lost database can be rebuilt while no metaserver gives capabilities."""
 
 
 _encode = msgspec.msgpack.Encoder().encode

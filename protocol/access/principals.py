@@ -12,6 +12,11 @@ from typing import Final
 from ..errors import InvalidNameError
 from ..ids import check_name
 
+ADMIN: Final = "admin"
+CLUSTER: Final = "cluster"
+"""The principals of the tokens in files of servers."""
+BROKER: Final = "broker."
+"""What names of brokers' own principals begin with."""
 CERT: Final = "cert:"
 JWT: Final = "jwt:"
 GROUP: Final = "group:"

@@ -39,6 +39,8 @@ class Rights(enum.StrEnum):
     """Operators."""
     CLUSTER = "cluster"
     """The servers of the cluster among themselves."""
+    JOIN = "join"
+    """One of consume and administer, of the group: it is made for the caller, or by who looks after the subject."""
     ANY = "any"
     """Any of those above, on the same subject: what clients of every kind need."""
     KNOWN = "known"
@@ -49,7 +51,13 @@ class Rights(enum.StrEnum):
     @property
     def doing(self) -> str:
         """How a refusal names what was tried."""
-        return {"produce": "produce to", "consume": "consume", "any": "see"}.get(self, self.value)
+        words = {
+            "produce": "produce to",
+            "join": "make a group of",
+            "any": "see",
+            "cluster": "act as a server in",
+        }
+        return words.get(self, self.value)
 
 
 ANY: Final = "*"
@@ -72,6 +80,14 @@ class AccessGrant(Struct, frozen=True, order=True):
     right: Rights
     subject: str = ANY
     group: str = ANY
+
+
+ADMIN_GRANTS: Final = tuple(
+    AccessGrant(right) for right in (Rights.PRODUCE, Rights.CONSUME, Rights.READ, Rights.ADMINISTER)
+)
+"""The rights of the administrator's token."""
+CLUSTER_GRANTS: Final = (AccessGrant(Rights.CLUSTER),)
+"""The rights of brokers' tokens."""
 
 
 def check_pattern(what: str, pattern: str) -> str:
@@ -136,16 +152,40 @@ def _allows(grant: AccessGrant, right: Rights, subject: str, group: str) -> bool
         return False
     if right is Rights.ANY or (right is Rights.READ and grant.right is Rights.CONSUME):
         return True
+    if right is Rights.JOIN and grant.right in _BY_GROUP:
+        return matches(grant.group, group)
     return grant.right is right and (right not in _BY_GROUP or matches(grant.group, group))
 
 
 def check_allowed(
-    principal: str, grants: Iterable[AccessGrant], right: Rights, subject: str, group: str = ""
+    principal: str,
+    grants: Collection[AccessGrant],
+    right: Rights,
+    subject: str,
+    group: str = "",
+    called: str = "",
 ) -> None:
-    """Raises AccessDeniedError, which says what to ask for."""
+    """
+    Check a right.
+
+    Args:
+        called: what the caller has said in place of the subject, such as "partition 7"; "": the name of the subject.
+            A caller without any right on the subject is not told its name, nor that of the group.
+
+    Raises:
+        AccessDeniedError: says what to ask for.
+    """
     if allows(grants, right, subject, group):
         return
-    asked = Rights.READ if right is Rights.ANY else right
+    asked = {Rights.ANY: Rights.READ, Rights.JOIN: Rights.CONSUME}.get(right, right)
+    if called and not allows(grants, Rights.ANY, subject):
+        doing = right.doing if right is Rights.ANY else f"{right.doing} the subject of"
+        raise AccessDeniedError(
+            f"{principal!r} has no right to {doing} {called}; an administrator, who sees its subject, grants it: "
+            f"keylane access grant {principal} {asked} --subject NAME",
+            principal=principal,
+            right=asked.value,
+        )
     where = f"subject {subject!r}" if subject else "the whole cluster"
     if subject == SOME_SUBJECT:
         where, subject = "any subject", ""

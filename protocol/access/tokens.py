@@ -48,9 +48,14 @@ def check_token(text: object, origin: str) -> str:
     return token
 
 
+def is_own_token(text: str) -> bool:
+    """True for a token of keylane, not of an outside issuer."""
+    return _TOKEN.fullmatch(text) is not None
+
+
 def check_own_token(token: str, origin: object) -> str:
     """Raises TokenInvalidError: it is of an outside issuer; the servers' own tokens are not."""
-    if _TOKEN.fullmatch(token) is None:
+    if not is_own_token(token):
         raise TokenInvalidError(f"{origin} needs a token of keylane: kl_ and 43 letters")
     return token
 

@@ -37,7 +37,7 @@ class AuditEvent(Struct, frozen=True, kw_only=True):
     times: _Number = 1
     """The same refusal at the same server within a second or so is one event."""
     server: _Text = ""
-    """Which server: its broker group, or metaserver."""
+    """Which server: its broker group, or `metaserver` and its address."""
 
 
 class NoteAudit(Struct, frozen=True, kw_only=True):

@@ -96,6 +96,10 @@ def _key(params: Mapping[str, str]) -> bytes | None:
     if not given:
         return None
     text = params[given[0]]
+    if not text:  # as by a variable of a script that is empty
+        raise InvalidRequestError(
+            f"{given[0]} is empty: leave it out to store the message without a key, which has no order"
+        )
     if given[0] == "key" and "\ufffd" in text:  # in place of bytes that are no UTF-8
         raise InvalidRequestError("the key is no text: give its bytes as key_base64")
     if given[0] != "key_base64":

@@ -9,7 +9,7 @@ from ..errors import ConfigError, InvalidRequestError
 from ..groups import GroupStart, StartAt
 from ..text import is_not_a_time
 
-_AGO = re.compile(r"-(\d{1,9})(ms|s|m|h|d|w)")
+_AGO = re.compile(r"-([0-9]{1,9})(ms|s|m|h|d|w)")
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from ..errors import DeliverAtError
-from ..text import is_not_a_time
+from ..text import is_not_a_time, plain_number
 
 AHEAD_MS_MAX = 366 * 86_400_000
 """A year, whichever it is."""
@@ -78,8 +78,9 @@ def read_deliver_at(text: str, *, now_ms: int) -> int:
 
 def read_instant_ms(text: str) -> int:
     """The same, also of a time that has passed or is far ahead.  Raises DeliverAtError: it is no time, or has no zone."""
-    if text.isascii() and text.removeprefix("-").isdecimal() and len(text) < 20:
-        return int(text)
+    number = plain_number(text.removeprefix("-"))
+    if number is not None:
+        return -number if text.startswith("-") else number
     try:
         # A plus sign that stands in a URL as it is comes as a space.
         given = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)

@@ -1,14 +1,16 @@
-"""The audit log: who did what, and who was refused, as JSON lines of the logger `keylane.audit`.
+"""The audit log: who did what, and who was refused, as lines of the logger `keylane.audit`.
 
-    {"at": "2026-11-24T02:40:00.123Z", "who": "shop", "from": "127.0.0.1", "did": "POST /v1/subjects/{subject}/delete",
-     "subject": "orders", "group": "", "outcome": "refused", "code": 1351}
+    {…, "logger": "keylane.audit", "message": "shop: POST /v1/subjects/{subject}/delete: refused", "program": "metaserver", …,
+     "at": "2026-11-24T02:40:00.123Z", "who": "shop", "from": "127.0.0.1", "did": "POST /v1/subjects/{subject}/delete",
+     "subject": "orders", "group": "", "outcome": "refused", "error": "AccessDeniedError", "code": 1351}
+
+In a log of text, the fields from `at` on are a JSON object behind the logger's name.
 
 Lines have names and numbers, never values, keys, tokens or capabilities.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from datetime import UTC, datetime
 
@@ -18,6 +20,8 @@ from ...protocol.http.endpoint import Endpoint, Rights
 from .caller import AccessTarget
 
 audit_log = logging.getLogger("keylane.audit")
+FIELDS = "fields"
+"""The attribute of a record that has more fields of its line; in text they follow the message, as JSON."""
 audit_log.setLevel(logging.INFO)  # it is written also where a server logs warnings only
 _SELDOM = frozenset({Rights.ADMINISTER})
 
@@ -62,7 +66,7 @@ def note(
         line["detail"] = detail[:TEXT_CHARS_MAX]
     if error is not None:
         line |= {"error": type(error).__name__, "code": error.code}
-    audit_log.info(json.dumps(line))
+    audit_log.info("%s: %s: %s", line["who"] or "?", did, line["outcome"], extra={FIELDS: line})
     return AuditEvent(
         at_ms=max(0, at_ms),
         who=who[:TEXT_CHARS_MAX],

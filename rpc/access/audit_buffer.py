@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ...protocol.http.audit import EVENTS_MAX, AuditEvent
+from ...protocol.http.audit import EVENTS_MAX, TEXT_CHARS_MAX, AuditEvent
 
 WAITING_MAX = 10_000
 
@@ -14,11 +14,12 @@ class AuditBuffer:
     Waiting events.
 
     Attributes:
+        server: which one the events are of; those that come from then on have it.
         lost: events that found no room.
     """
 
     def __init__(self, server: str) -> None:
-        self._server = server
+        self.server = server
         self._waiting: dict[object, AuditEvent] = {}
         self._number = 0
         self.lost = 0
@@ -39,7 +40,7 @@ class AuditBuffer:
         if len(self._waiting) >= WAITING_MAX:
             self.lost += 1
             return
-        self._waiting[key] = replace(event, server=self._server)
+        self._waiting[key] = replace(event, server=self.server[:TEXT_CHARS_MAX])
 
     def take(self) -> list[AuditEvent]:
         """The oldest events, which are the caller's from now on."""

@@ -10,6 +10,7 @@ from ...protocol.http.quotas import SetQuota, UnsetQuota
 from ...protocol.operations import Reshape
 from ...protocol.parked.views import ChangeParkedKey
 from ...protocol.progress import ResetGroup
+from ...protocol.text import plain_number
 
 
 def detail_of(body: Any, params: Mapping[str, str]) -> str:
@@ -49,4 +50,4 @@ def _detail_of(body: Any, params: Mapping[str, str]) -> str:
         messages = sum(end - start for _source, start, end in ranges)
         what = "skip" if body.skip else "retry" if body.retry else "redrive"
         return f"{what} {messages or 'all'} messages, partition {number}"
-    return f"id {number}" if number.isdecimal() else ""
+    return f"id {number}" if plain_number(number) is not None else ""

@@ -31,9 +31,9 @@ class Caller(NamedTuple):
         """True for servers of the cluster."""
         return any(grant.right is Rights.CLUSTER for grant in self.grants)
 
-    def check(self, right: Rights, subject: str, group: str = "") -> None:
-        """Raises AccessDeniedError."""
-        check_allowed(self.principal, self.grants, right, subject, group)
+    def check(self, right: Rights, subject: str, group: str = "", called: str = "") -> None:
+        """See `check_allowed`.  Raises AccessDeniedError."""
+        check_allowed(self.principal, self.grants, right, subject, group, called)
 
 
 class AccessTarget(NamedTuple):
@@ -41,6 +41,8 @@ class AccessTarget(NamedTuple):
 
     subject: str = ""
     group: str = ""
+    called: str = ""
+    """What the caller has said in place of the subject, such as "partition 7"; "": its name."""
 
 
 UNKNOWN_CALLER = Caller("", ())

@@ -3,6 +3,7 @@
     {"time": "2026-11-23T22:15:36.123Z", "level": "WARNING", "logger": "keylane.broker", "message": …, "program": …}
 
 Every JSON line has the same first fields, then the program's own (`broker_group`, `pid`), then `error` with a traceback.
+A record with FIELDS has those too, each as a field of the line: the audit log's.
 A message with line breaks is one line of JSON.  In text its further lines are indented, as tracebacks are below it, so that
 text of callers begins no line of its own.  Other control characters are escaped in both: they command no terminal.
 """
@@ -16,6 +17,7 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from ...protocol.text import json_printable, printable
+from ..access.audit import FIELDS
 
 LOG_FORMATS = ("auto", "text", "json")
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -42,7 +44,10 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The lines, without the end of the last."""
-        return "\n    ".join(map(printable, super().format(record).split("\n")))
+        text = super().format(record)
+        if fields := getattr(record, FIELDS, None):
+            text += f" {json.dumps(fields, ensure_ascii=False)}"
+        return "\n    ".join(map(printable, text.split("\n")))
 
 
 class JsonLines(logging.Formatter):
@@ -62,6 +67,7 @@ class JsonLines(logging.Formatter):
             "message": record.getMessage(),
             **self._fields,
             "pid": record.process,
+            **getattr(record, FIELDS, {}),
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)

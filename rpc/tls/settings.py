@@ -11,13 +11,14 @@ from ...protocol.address import is_host, is_loopback, is_wildcard
 from ...protocol.errors import ConfigError
 from ...protocol.http.tls_settings import TlsSettings
 from ..access.settings import AUTO, is_access_on
+from ..origin import is_host_pattern
 
 CA_VARIABLE = "KEYLANE_TLS_CA"
 CERT_VARIABLE = "KEYLANE_TLS_CERT"
 KEY_VARIABLE = "KEYLANE_TLS_KEY"
 RELOADED_TLS = frozenset({"tls_cert", "tls_key", "tls_ca", "tls_client_ca"})
 """What a running server takes over at SIGHUP; the files are read again also if their names are the same."""
-_FILES = ("tls_cert", "tls_key", "tls_ca", "tls_client_ca")
+_FILES = ("metrics_token_file", "tls_cert", "tls_key", "tls_ca", "tls_client_ca")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,19 @@ class ServingSettings:
         default=AUTO,
         metadata={
             "doc": "on: callers need a right; off: everybody may do everything; auto: off on loopback, on elsewhere"
+        },
+    )
+
+    metrics_hosts: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "doc": "names, addresses and networks (10.0.0.0/8) by which scrapers and probes may call /metrics and /health/*; *: any"
+        },
+    )
+    metrics_token_file: Path | None = field(
+        default=None,
+        metadata={
+            "doc": "file with a token that /metrics asks for; who has a right on every subject may read it too"
         },
     )
 
@@ -124,6 +138,12 @@ def serving_problems(values: Mapping[str, object]) -> list[str]:
         problems.append("host must be an address")
     elif served and not advertised and is_wildcard(host):
         problems.append(f"host {host} needs advertised_host: others cannot connect to {host}")
+    hosts = values.get("metrics_hosts", ())
+    problems += [
+        f"metrics_hosts are names, addresses, networks such as 10.0.0.0/8, or *, not {name!r:.80}"
+        for name in (hosts if isinstance(hosts, tuple) else (hosts,))
+        if not isinstance(name, str) or not is_host_pattern(name)
+    ]
     if advertised and (not isinstance(advertised, str) or not is_host(advertised)):
         problems.append(f"advertised_host must be a name or address, not {advertised!r:.80}")
     return problems

@@ -57,6 +57,8 @@ LAYERS: dict[str, set[str]] = {
         "metaserver/sql",
     },
     "metaserver/rebuild": {
+        "metaserver/access",
+        "metaserver/backup",
         "metaserver/cluster",
         "metaserver/groups",
         "metaserver/operations",

@@ -62,7 +62,10 @@ class BlockFiles:
         return [
             int(name[:20])
             for name in self._files.list(FOLDER)
-            if name.endswith(SUFFIX) and len(name) == 20 + len(SUFFIX) and name[:20].isdecimal()
+            if name.endswith(SUFFIX)
+            and len(name) == 20 + len(SUFFIX)
+            and name[:20].isascii()
+            and name[:20].isdecimal()
         ]
 
     def write(self, block: bytes) -> int:

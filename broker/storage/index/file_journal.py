@@ -21,6 +21,7 @@ from collections.abc import Iterable
 import crc32c
 
 from ....protocol.errors import DataFolderError
+from ....protocol.text import plain_number
 from ..append_file import Buffer
 from ..files import AppendFile, Files
 from .file_blocks import FOLDER
@@ -94,7 +95,7 @@ class Journal:
         return [
             int(name[len(PREFIX) :])
             for name in names
-            if name.startswith(PREFIX) and name[len(PREFIX) :].isdecimal()
+            if name.startswith(PREFIX) and plain_number(name[len(PREFIX) :]) is not None
         ]
 
     def load(self) -> tuple[dict[int, Queue], int, int]:

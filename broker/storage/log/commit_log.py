@@ -51,7 +51,10 @@ def segment_bases(files: Files) -> list[int]:
     return [
         int(name[:20])
         for name in files.list(FOLDER)
-        if len(name) == 20 + len(SUFFIX) and name.endswith(SUFFIX) and name[:20].isdecimal()
+        if len(name) == 20 + len(SUFFIX)
+        and name.endswith(SUFFIX)
+        and name[:20].isascii()
+        and name[:20].isdecimal()
     ]
 
 

@@ -41,7 +41,10 @@ def trail_bases(files: Files) -> list[int]:
     return [
         int(name[:20])
         for name in files.list("log")
-        if len(name) == 20 + len(SUFFIX) and name.endswith(SUFFIX) and name[:20].isdecimal()
+        if len(name) == 20 + len(SUFFIX)
+        and name.endswith(SUFFIX)
+        and name[:20].isascii()
+        and name[:20].isdecimal()
     ]
 
 

@@ -7,7 +7,7 @@ from ....protocol.clock import SystemClock
 from ....protocol.errors import ConfigError
 from ....protocol.progress import GroupReset
 from ....protocol.reading.instants import ago_ms
-from ....protocol.text import counted, listed
+from ....protocol.text import counted, listed, plain_number
 from ...connection import open_admin
 from ...options import OutputFormat, parse_time
 from ...screen import make_table, show_json, show_line, show_table
@@ -22,8 +22,9 @@ def parse_target(to: str, *, now_ms: int) -> tuple[ResetTo, int | None, int | No
     """
     if to in {ResetTo.EARLIEST, ResetTo.LATEST}:
         return ResetTo(to), None, None
-    if to.isascii() and to.isdecimal():
-        return ResetTo.OFFSET, int(to), None
+    offset = plain_number(to)
+    if offset is not None:
+        return ResetTo.OFFSET, offset, None
     ago = ago_ms(to)
     if ago is not None:
         return ResetTo.TIME, None, max(now_ms - ago, 0)

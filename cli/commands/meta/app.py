@@ -59,6 +59,15 @@ def meta_rebuild(
             help="Give up messages on gone broker groups that consumer groups may not have read.",
         ),
     ] = False,
+    access_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BACKUP|DIR|URL",
+            envvar="KEYLANE_ACCESS_FROM",
+            help="Take tokens, grants and quotas, which brokers do not keep, from a file of keylane meta backup, or from "
+            "another database: its folder or its URL.",
+        ),
+    ] = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Fill an empty database with what the brokers keep: routes, groups, tokens.  Then start the metaserver."""
@@ -66,7 +75,10 @@ def meta_rebuild(
     from .database import rebuild
 
     options = {"complete": complete, "gone": gone or [], "lose_unread": lose_unread}
-    run(output, rebuild(data, database_url, output, brokers=broker, options=options))
+    rebuilding = rebuild(
+        data, database_url, output, brokers=broker, options=options, access_from=access_from
+    )
+    run(output, rebuilding)
 
 
 @meta_app.command("backup")

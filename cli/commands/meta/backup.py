@@ -9,7 +9,7 @@ from ....metaserver.backup.service import backup_database, restore_database
 from ....protocol.errors import BackupFileError
 from ...options import OutputFormat
 from ...screen import show_json, show_line
-from .database import database_settings
+from .database import backup_content, database_settings
 
 PRIVATE_MODE = 0o600
 
@@ -41,15 +41,8 @@ async def restore(
 ) -> None:
     """Fill an empty database.  Raises KeylaneError."""
     settings = database_settings(data, database_url)
-    head, rows = await restore_database(settings, _content(file), str(file))
+    head, rows = await restore_database(settings, backup_content(file), str(file))
     if output is OutputFormat.JSON:
         show_json({"rows": rows, "cluster": head.cluster, "program": head.program})
         return
     show_line(f"{rows} rows are restored.  Start the metaserver, then: keylane meta verify")
-
-
-def _content(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise BackupFileError(f"cannot read {file}: {error.strerror}", path=str(file)) from error

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ....metaserver.rebuild.rights import KeptRights
 from ....metaserver.rebuild.rows import RebuildOptions, RebuiltSubject
-from ....metaserver.rebuild.service import rebuild_database
+from ....metaserver.rebuild.service import (
+    rebuild_database,
+    rights_of_database,
+    rights_of_file,
+)
 from ....metaserver.settings import (
     DATABASE_URL_VARIABLE,
     MetaserverSettings,
@@ -19,12 +25,21 @@ from ....metaserver.sql.database import open_database
 from ....metaserver.sql.migrate import HEAD
 from ....protocol.address import addresses_of
 from ....protocol.clock import SystemClock
-from ....protocol.text import counted, listed
+from ....protocol.errors import BackupFileError
+from ....protocol.text import counted, listed, without_password
 from ....rpc.http_network import client_network
 from ...options import OutputFormat
 from ...screen import make_table, show_json, show_line, show_table
 
 CORDONS = "cordons are not kept by brokers: keylane broker cordon GROUP"
+NO_RIGHTS = (
+    "tokens, grants and quotas are not kept by brokers: make them again with keylane access, "
+    "or rebuild into another empty database with --access-from BACKUP, FOLDER or URL"
+)
+RIGHTS = "from {}: {}, {}, {}; those that were revoked since it was written are valid again: keylane access list"
+HISTORY = (
+    "the audit log, finished operations and canceled or waiting resets are not kept by brokers"
+)
 SETTINGS = (
     "stored policies, starts and suspensions of consumer groups are not kept by brokers; "
     "set them again with keylane group set, create and suspend; the groups: {}"
@@ -51,6 +66,22 @@ def database_settings(data: Path | None, database_url: str | None) -> Metaserver
     return metaserver_settings({"data": data, "database_url": database_url})
 
 
+async def _kept_rights(settings: MetaserverSettings, source: str) -> KeptRights:
+    """The rights in a backup's file, in the folder of an embedded database, or in the database of a URL.  Raises KeylaneError."""
+    other = _other_database(settings, source)
+    if other is not None:
+        return await rights_of_database(other)
+    return rights_of_file(settings, backup_content(Path(source)), source)
+
+
+def _other_database(settings: MetaserverSettings, source: str) -> MetaserverSettings | None:
+    """The settings of a database that a text names; None: it is a file.  Raises ConfigError."""
+    if "://" in source:
+        return replace(settings, database_url=source)
+    path = Path(source)
+    return replace(settings, data=path, database_url=None) if path.is_dir() else None
+
+
 async def rebuild(
     data: Path | None,
     database_url: str | None,
@@ -58,14 +89,16 @@ async def rebuild(
     *,
     brokers: list[str],
     options: dict[str, Any],
+    access_from: str | None = None,
 ) -> None:
     """Rebuild a database and show what is in it, and what is not.  Raises KeylaneError."""
     settings = database_settings(data, database_url)
     addresses = [address for text in brokers for address in addresses_of(text)]
+    rights = None if access_from is None else await _kept_rights(settings, access_from)
     network = client_network()
     try:
         cluster = await rebuild_database(
-            settings, network, addresses, options=RebuildOptions(**options)
+            settings, network, addresses, options=RebuildOptions(**options), rights=rights
         )
     finally:
         await network.close()
@@ -83,7 +116,9 @@ async def rebuild(
         for subject in rebuilt
         for facts in subject["groups"]
     ]
-    lost = [CORDONS, SETTINGS.format(listed(groups)), LOSSES] if groups else [CORDONS]
+    lost = [_told_rights(rights, access_from), CORDONS, HISTORY]
+    if groups:
+        lost += [SETTINGS.format(listed(groups)), LOSSES]
     if output is OutputFormat.JSON:
         show_json(rebuilt)
         for line in lost:
@@ -103,6 +138,18 @@ async def rebuild(
     show_table(make_table(f"rebuilt from {counted(len(addresses), 'broker')}", columns, rows))
     for line in lost:
         show_line(line)
+
+
+def _told_rights(rights: KeptRights | None, source: str | None) -> str:
+    """What is said of tokens, grants and quotas."""
+    if rights is None or source is None:
+        return NO_RIGHTS
+    counts = (
+        counted(rights.tokens, "token"),
+        counted(rights.grants, "grant"),
+        counted(rights.quotas, "quota"),
+    )
+    return RIGHTS.format(without_password(source), *counts)
 
 
 def _subject_facts(subject: RebuiltSubject) -> dict[str, Any]:
@@ -137,3 +184,11 @@ async def migrate(data: Path | None, database_url: str | None, output: OutputFor
         show_json({"database": name, "revision": HEAD})
     else:
         show_line(f"{name}: the schema is at revision {HEAD}")
+
+
+def backup_content(file: Path) -> bytes:
+    """The content of a backup's file.  Raises BackupFileError."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise BackupFileError(f"cannot read {file}: {error.strerror}", path=str(file)) from error

@@ -14,9 +14,11 @@ from ....protocol.errors import ConfigError
 from ....protocol.http.message_json import bytes_field
 from ....protocol.parked import Failure
 from ....protocol.reading.instants import ago_ms
+from ....protocol.text import plain_number
 
 KEY_CHARS_SHOWN = 60
 FAILURE_CHARS_SHOWN = 80
+SECONDS_MAX = 999_999_999_999
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,9 @@ class Selection:
         if self.older_than is None:
             return None
         age_ms = ago_ms(f"-{self.older_than}")
-        if age_ms is None and self.older_than.isascii() and self.older_than.isdecimal():
-            age_ms = int(self.older_than[:12]) * 1_000
+        seconds = plain_number(self.older_than)
+        if seconds is not None and seconds <= SECONDS_MAX:
+            age_ms = seconds * 1_000
         if age_ms is None:
             raise ConfigError(
                 f"--older-than {self.older_than[:40]!r}: give it as 90, 15m, 1h or 2d"

@@ -35,6 +35,7 @@ WITHOUT = {
     Rights.READ: {Rights.READ, Rights.CONSUME},  # who may consume may read
     Rights.ADMINISTER: {Rights.ADMINISTER},
     Rights.CLUSTER: set[Rights](),
+    Rights.JOIN: {Rights.CONSUME, Rights.ADMINISTER},
     Rights.ANY: set(GRANTED),
 }
 """The right that a call needs → what its principal lacks; none but servers has the right of the cluster."""
@@ -73,7 +74,7 @@ async def _prepare(cluster: GuardedCluster) -> Walked:
             if right is Rights.ANY:
                 await admin.grant(f"lacks-{right}", "read", subject=OTHER)
             has[right] = await cluster.principal(
-                f"has-{right}", "read" if right is Rights.ANY else right
+                f"has-{right}", {Rights.ANY: "read", Rights.JOIN: "administer"}.get(right, right)
             )
     body = sample(JOIN.request, {})
     code, joined = await ask(cluster.meta, JOIN, has[Rights.CONSUME], {}, body)

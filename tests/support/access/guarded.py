@@ -20,6 +20,7 @@ class GuardedCluster(Cluster):
     def __init__(
         self, folder: Path, brokers: int = 1, *, meta_settings: str = "", broker_settings: str = ""
     ) -> None:
+        self.folder = folder
         self.admin_token = make_token(secrets.randbits)
         (folder / "admin.token").write_text(self.admin_token)
         (folder / "cluster.token").write_text(make_token(secrets.randbits))

@@ -11,6 +11,7 @@ from keylane.cli.demo.run import open_folder
 from keylane.cli.options import parse_time
 from keylane.cli.usage import asks_for_json, with_one_meta
 from keylane.protocol.errors import ConfigError, DataFolderError
+from support.server_process import run_keylane
 
 
 def test_brokers_with_data_in_the_folder_are_counted(tmp_path):
@@ -103,3 +104,32 @@ def test_time_is_refused_when_no_calendar_in_utc_has_it(text):
     """One in the year 10000 ended the command with a traceback."""
     with pytest.raises(ConfigError, match="not a time such as"):
         parse_time(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("read", "orders", "--limit"), "1_0"),
+        (("read", "orders", "--limit"), "\u0663"),
+        (("read", "orders", "-n"), "5\n"),
+        (("consume", "orders", "-g", "g", "--idle"), "nan"),
+        (("consume", "orders", "-g", "g", "--idle"), "1_0.5"),
+        (("group", "describe", "orders", "g", "--wait-s"), "+1"),
+    ],
+)
+def test_option_is_refused_when_its_number_is_more_than_digits(words, text):
+    """The parser takes underscores, other scripts and white space."""
+    if words[0] == "group":
+        words = ("--wait-s", text, *words[:-1])
+    else:
+        words = (*words, text)
+    done = run_keylane(*words)
+    assert done.returncode == 2
+    assert "is no number" in done.stderr
+
+
+def test_empty_key_is_refused_when_a_message_is_produced():
+    """As by `--key "$ID"` of a script whose variable is empty."""
+    done = run_keylane("produce", "orders", "paid", "--key", "")
+    assert done.returncode == 1
+    assert "--key is empty" in done.stderr

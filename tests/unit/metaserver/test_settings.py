@@ -135,3 +135,18 @@ def test_data_folder_that_is_a_file_is_refused_in_words(tmp_path: Path) -> None:
     file.write_text("")
     with pytest.raises(DataFolderError, match="as data folder: it is no folder"):
         prepare_folder(file)
+
+
+@pytest.mark.parametrize("text", ["7_000", "٧٠٠٠", "+7000", "7000\n", " 7000", "7e3"])
+def test_number_of_the_environment_is_refused_when_it_is_more_than_digits(text: str) -> None:
+    with pytest.raises(ConfigError, match="port"):
+        metaserver_settings({"data": Path("m")}, environment={"KEYLANE_METASERVER_PORT": text})
+
+
+@pytest.mark.parametrize("hosts", ["10.0.0.0/8,pod-1", "*", "fd00::/8", ""])
+def test_hosts_of_scrapers_are_names_addresses_and_networks(hosts: str) -> None:
+    environment = {"KEYLANE_METASERVER_METRICS_HOSTS": hosts} if hosts else {}
+    settings = metaserver_settings({"data": Path("m")}, environment=environment)
+    assert settings.metrics_hosts == tuple(hosts.split(",") if hosts else ())
+    with pytest.raises(ConfigError, match="metrics_hosts"):
+        metaserver_settings({"data": Path("m"), "metrics_hosts": ("10.0.0.1/8",)})

@@ -54,11 +54,12 @@ class EchoingHandler:
 
 
 class Wire:
-    """A TCP relay to `port`: `cut` ends its connections without a goodbye."""
+    """A TCP relay to `port`: `cut` ends its connections without a goodbye, `forget` when they are used next."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._writers: list[asyncio.StreamWriter] = []
+        self._forgotten: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.address = ""
 
@@ -74,12 +75,18 @@ class Wire:
             task = asyncio.create_task(self._pump(source, sink))
             self._tasks.add(task)
 
-    @staticmethod
-    async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(1 << 16):
+                if sink in self._forgotten:
+                    self.cut()
+                    return
                 sink.write(data)
             sink.close()
+
+    def forget(self) -> None:
+        """Answer what comes over the connections of now with a reset, as a machine that was restarted."""
+        self._forgotten.update(self._writers)
 
     def cut(self) -> None:
         for writer in self._writers:

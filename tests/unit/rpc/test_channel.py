@@ -15,10 +15,13 @@ from keylane.protocol.errors import (
     NotSentError,
     OutcomeUnknownError,
     OverloadedError,
+    UnreachableError,
 )
 from keylane.protocol.frames import (
     Append,
     Batches,
+    CancelScheduled,
+    ListParked,
     Pull,
     PullShared,
     Read,
@@ -364,3 +367,31 @@ async def test_part_of_a_pull_counts_as_an_answer(channel, desk):
     assert channel._take(bytearray(encode_frame(number, Batches(0, 1, 1, False, more=True))))
     assert len(parts) == 1
     assert channel._silence._had_answers()
+
+
+@pytest.mark.parametrize("request_", [CancelScheduled(bytes(16)), ListParked(1, "g", "s", 0, 0)])
+async def test_idempotent_call_is_made_once_more_when_a_kept_connection_turns_out_dead(
+    network, wire, desk, request_
+):
+    """As of a broker whose machine was restarted: the first call of a client failed, each time."""
+    broker = BrokerClient(network, wire.address)
+    await broker.call(Append(1))
+    wire.forget()
+    await broker.call(request_)
+    assert desk.arrived[-1] == request_
+    wire.forget()
+    with pytest.raises(
+        OutcomeUnknownError
+    ):  # a message that may be stored is the caller's to repeat
+        await broker.call(Append(2))
+    await broker.close()
+
+
+async def test_idempotent_call_fails_when_a_new_connection_ends_too(network, wire, desk):
+    broker = BrokerClient(network, wire.address)
+    await broker.call(Append(1))
+    wire.forget()
+    await wire.stop()
+    with pytest.raises(UnreachableError):
+        await broker.call(CancelScheduled(bytes(16)))
+    await broker.close()

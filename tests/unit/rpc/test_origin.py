@@ -11,7 +11,7 @@ from keylane.protocol.control import Done, ErrorBody
 from keylane.protocol.endpoints import DATA_PATH
 from keylane.protocol.errors import ForeignHostError, OriginError
 from keylane.protocol.frames import Append, decode_answer, encode_frame
-from keylane.rpc.origin import check_host, check_origins
+from keylane.rpc.origin import check_host, check_origins, is_host_pattern
 from keylane.rpc.server import ControlRoute
 from support.raw_frames import greet
 
@@ -183,3 +183,36 @@ async def test_request_of_a_foreign_page_is_refused_everywhere(server, site: str
             with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
                 await session.ws_connect(f"http://{server.address}{DATA_PATH}", headers=headers)
             assert caught.value.status == 403
+
+
+@pytest.mark.parametrize(
+    ("host", "patterns"),
+    [
+        ("10.77.0.11:7100", ["10.77.0.0/16"]),
+        ("10.77.0.11:7100", ["10.77.0.11"]),
+        ("[fd00::7]:7100", ["fd00::/8"]),
+        ("Pod-3.brokers:7100", ["pod-3.BROKERS"]),
+        ("pod-3.brokers:7100", ["10.0.0.0/8", "*"]),
+    ],
+)
+def test_scraper_is_answered_when_a_pattern_means_the_host(host: str, patterns: list[str]) -> None:
+    check_host([host], {"broker-1"}, patterns)
+    with pytest.raises(ForeignHostError):
+        check_host([host], {"broker-1"})
+
+
+@pytest.mark.parametrize(
+    ("host", "patterns"),
+    [("10.78.0.11", ["10.77.0.0/16"]), ("evil.example", ["0.0.0.0/0", "::/0"]), ("", ["*"])],
+)
+def test_scraper_is_told_of_the_setting_when_no_pattern_means_the_host(
+    host: str, patterns: list[str]
+) -> None:
+    with pytest.raises(ForeignHostError) as caught:
+        check_host([host], {"broker-1"}, patterns)
+    assert "metrics_hosts" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "10.0.0.5/8", "a b", "http://x", "1.2.3.4/99"])
+def test_host_pattern_is_refused_when_it_can_mean_no_host(text: str) -> None:
+    assert not is_host_pattern(text)

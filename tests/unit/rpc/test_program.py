@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
+import ssl
 import subprocess
 import sys
 
@@ -95,3 +97,46 @@ def test_ready_is_one_line_of_json(capfd):
     out, _ = capfd.readouterr()
     assert json.loads(out) == {"ready": True, "program": "broker", "address": "127.0.0.1:7001"}
     assert out.count("\n") == 1
+
+
+@pytest.fixture
+def _root_logger():
+    """The log of before: later tests would write theirs into the stream of this one."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = before
+
+
+@pytest.mark.usefixtures("_root_logger")
+def test_connection_that_its_other_end_left_is_no_traceback(capfd):
+    """As TLS meets it under uvloop, when a client goes away while an answer is written."""
+
+    async def main(_stop: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        transport, protocol = await loop.create_connection(asyncio.Protocol, "127.0.0.1", port)
+        transport.abort()
+        await asyncio.sleep(0.01)
+        with pytest.raises(RuntimeError) as closed:
+            transport.write_eof()
+        told = {
+            "message": "Fatal error on SSL protocol",
+            "transport": transport,
+            "protocol": protocol,
+        }
+        for error in (
+            closed.value,
+            ConnectionResetError(104, "reset"),
+            ssl.SSLError(1, "shut down"),
+        ):
+            loop.call_exception_handler({**told, "exception": error})
+        loop.call_exception_handler({**told, "exception": ZeroDivisionError("a bug")})
+        loop.call_exception_handler({"message": "a task", "exception": closed.value})
+        server.close()
+
+    assert run_program(main, log_level="DEBUG") == 0
+    lines = capfd.readouterr().err.splitlines()
+    assert sum("DEBUG keylane.rpc a connection has ended" in line for line in lines) == 3
+    assert sum(" ERROR " in line for line in lines) == 2

@@ -9,6 +9,8 @@ from msgspec.structs import replace
 
 from keylane.broker.access.judge import CapabilityJudge
 from keylane.protocol.access.capability import CAPABILITY_MS, AccessNews, Capability
+from keylane.protocol.access.rights import Rights
+from keylane.protocol.access.tokens import make_token, token_hash
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import CapabilityEndedError, NotSentError, UnauthenticatedError
 from keylane.rpc.access.signing import OwnKey
@@ -100,3 +102,28 @@ async def test_known_capability_is_checked_within_twenty_microseconds():
             await signed.judge.identify(text)
         best = min(best, (time.perf_counter() - began) / 100)
     assert best < 20e-6
+
+
+async def test_operator_is_known_by_a_token_of_the_settings_when_no_metaserver_runs():
+    kept: list[dict[str, str]] = []
+    own, admin, other = (make_token(lambda _bits, number=number: number) for number in (1, 2, 3))
+    judge = CapabilityJudge(
+        SystemClock(), Signed()._ask, own_token=lambda: own, keep=kept.append,
+        operators={token_hash(other): "broker.b"},
+    )  # fmt: skip
+    assert (await judge.identify(own)).is_server
+    assert (await judge.identify(other)).principal == "broker.b"
+    with pytest.raises(UnauthenticatedError):
+        await judge.identify(admin)
+    told = {token_hash(admin): "admin"}
+    for _ in range(2):
+        judge.take_news(AccessNews(cluster="c", now_ms=NOW, keys={}, operators=told))
+    assert kept == [told]
+    caller = await judge.identify(admin)
+    caller.check(Rights.ADMINISTER, "")
+    assert not caller.is_server
+    with pytest.raises(UnauthenticatedError):  # it was taken out of the settings
+        await judge.identify(other)
+    for text in (own[:-1], own + "A", own.lower(), "kl_"):
+        with pytest.raises(UnauthenticatedError):
+            await judge.identify(text)

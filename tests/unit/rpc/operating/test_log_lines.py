@@ -8,7 +8,10 @@ import logging
 
 import pytest
 
+from keylane.protocol.errors import AccessDeniedError
 from keylane.protocol.text import printable
+from keylane.rpc.access.audit import note
+from keylane.rpc.access.caller import AccessTarget
 from keylane.rpc.operating.log_lines import log_problems, log_to
 
 
@@ -81,3 +84,25 @@ def test_log_settings_are_checked():
     """Each problem is a sentence."""
     assert log_problems({"log_level": "INFO", "log_format": "json"}) == []
     assert len(log_problems({"log_level": "LOUD", "log_format": "xml"})) == 2
+
+
+def test_audit_line_is_one_object_with_its_own_fields_when_the_log_is_json():
+    """Collectors of logs parsed it twice: it was JSON inside of the message."""
+    streams = [io.StringIO(), io.StringIO()]
+    for stream, log_format in zip(streams, ("json", "text"), strict=True):
+        log_to(stream, level="WARNING", log_format=log_format, fields={"program": "broker"})
+        note(
+            at_ms=1_700_000_000_123, who="shop", remote="10.0.0.1", did="POST /v1/subjects",
+            target=AccessTarget("orders", "billing"), error=AccessDeniedError("no"), detail="id 7",
+        )  # fmt: skip
+    told = json.loads(streams[0].getvalue())
+    own = {
+        "at": "2023-11-14T22:13:20.123Z", "who": "shop", "from": "10.0.0.1", "did": "POST /v1/subjects",
+        "subject": "orders", "group": "billing", "outcome": "refused", "detail": "id 7",
+        "error": "AccessDeniedError", "code": 1351,
+    }  # fmt: skip
+    assert {name: told[name] for name in own} == own
+    assert told["message"] == "shop: POST /v1/subjects: refused"
+    assert (told["logger"], told["program"]) == ("keylane.audit", "broker")
+    text = streams[1].getvalue()
+    assert json.loads(text[text.index("{") :]) == own

@@ -1,0 +1,84 @@
+"""Tokens, grants and quotas of a backup or of another database, put into a rebuilt one.  SQL, synchronous.
+
+Invariants
+    Capabilities from before end: every principal counts as changed now.
+    A running metaserver sees the rows by itself: the version of access rises.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ...protocol.errors import DatabaseInUseError
+from ..access.rows import begin_access, raise_version
+from ..backup.rows import number_ahead
+from ..sql.name_limits import name_limits
+from ..sql.schema import access_grants, access_principals, access_quotas, access_tokens
+
+RIGHTS = (access_principals, access_tokens, access_grants, access_quotas, name_limits)
+"""The tables; those that others refer to come first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptRights:
+    """The rows of these tables as they were kept elsewhere; other rows are not looked at."""
+
+    rows: Sequence[tuple[str, dict[str, Any]]]
+
+    def of(self, table: sa.Table) -> list[dict[str, Any]]:
+        """The rows of one table."""
+        return [values for name, values in self.rows if name == table.name]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were not revoked."""
+        return sum(not row["revoked_at"] for row in self.of(access_tokens))
+
+    @property
+    def grants(self) -> int:
+        """How many rights."""
+        return len(self.of(access_grants))
+
+    @property
+    def quotas(self) -> int:
+        """How many principals and subjects have limits."""
+        return len(
+            {row["name"] for table in (access_quotas, name_limits) for row in self.of(table)}
+        )
+
+
+def check_no_rights(connection: Connection) -> None:
+    """Check that the database has no rights that others would be mixed with.  Raises DatabaseInUseError."""
+    for table in RIGHTS:
+        if connection.execute(sa.select(sa.literal(1)).select_from(table).limit(1)).first():
+            raise DatabaseInUseError(
+                f"the database has tokens or rights of its own ({table.name} has rows); nothing was changed"
+            )
+
+
+def store_rights(connection: Connection, kept: KeptRights, *, now_ms: int) -> None:
+    """
+    Store tokens, grants and quotas.
+
+    Args:
+        now_ms: the calendar.
+
+    Raises:
+        DatabaseInUseError
+    """
+    check_no_rights(connection)
+    begin_access(connection, secrets.token_hex(16))
+    changed = {"version": raise_version(connection), "changed_at": now_ms}
+    for table in RIGHTS:
+        rows = kept.of(table)
+        if table is access_principals:
+            rows = [row | changed for row in rows]
+        if rows:
+            connection.execute(sa.insert(table), rows)
+    number_ahead(connection, access_tokens)
