@@ -7,7 +7,7 @@ from .refusals import RefusedError
 
 
 class ManifestError(RefusedError):
-    """A manifest of reprocessed messages is missing, damaged, not complete, or of another subject."""
+    """A manifest of reprocessed messages is missing, damaged, not complete, of another subject, or from before a cut-over."""
 
     code = 1320
     summary = "there is no usable manifest"
@@ -15,6 +15,8 @@ class ManifestError(RefusedError):
         "Run `keylane spark reprocess` again with the same arguments: it finishes what is missing."
     )
     path = Detail(str)
+    partition_id = Detail(int)
+    """With rows of messages that the backfill has and of others, which no start parts."""
 
 
 class JobChangedError(RefusedError):

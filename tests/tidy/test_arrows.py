@@ -94,7 +94,7 @@ HOME_OF: dict[str, list[str]] = {
     "typer": ["cli/*"],
     "rich": ["cli/*"],
     **dict.fromkeys(MACHINE_MODULES, MACHINE),
-    "subprocess": ["cli/*"],
+    "subprocess": ["cli/*", "spark/session.py"],  # asks Java for its version
     "multiprocessing": ["cli/*", "sync/process_end.py"],  # its finalizers, at the end of a child
     "signal": ["rpc/program.py", "rpc/stop_signals.py", "cli/*"],
     "socket": [
@@ -109,6 +109,7 @@ HOME_OF: dict[str, list[str]] = {
         *(
             "protocol/scheduled/deliver_at.py",
             "arrow/reading.py",
+            "arrow/json_values.py",
             "protocol/reading/instants.py",
             "consumer/reading/bounds.py",
             "producer/sending.py",
