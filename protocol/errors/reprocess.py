@@ -20,7 +20,7 @@ class ManifestError(RefusedError):
 
 
 class JobChangedError(RefusedError):
-    """The folder has the output of other code, of another subject or of other ranges."""
+    """The folder has the output of another job, of other code, of another subject, or for another place."""
 
     code = 1321
     summary = "the folder has the output of another job"
@@ -33,7 +33,10 @@ class JobFailedError(KeylaneError):
 
     code = 1322
     summary = "the job failed"
-    hint = "Mend the function; pieces that are done stay, and the same command goes on behind them."
+    hint = (
+        "Mend the function, and run the same command with --accept-code: pieces that are done stay.  Or have it set such "
+        "messages aside, with --on-error park."
+    )
     job = Detail(str)
     partition_id = Detail(int)
     start = Detail(int)
