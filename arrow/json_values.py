@@ -24,6 +24,7 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from json.encoder import encode_basestring
 from typing import Any
 
 import numpy as np
@@ -190,6 +191,7 @@ class _Object(list[tuple[str, Any]]):
 _json = json.JSONDecoder(
     object_pairs_hook=_Object, parse_int=_Number, parse_float=_Number, parse_constant=float
 )
+_WORDS = {None: "null", True: "true", False: "false"}
 _WHOLE = re.compile(r"-?\d{1,19}")
 _TIME = re.compile(
     r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d:\d\d(?:\.\d{1,12})?(?:Z|[+-]\d\d(?::?\d\d)?)?)?"
@@ -273,6 +275,8 @@ def _time_of(given: Any) -> datetime | None:
 
 def _text_of(given: Any) -> str:
     """A part of a value as JSON without white space; a number as it was written."""
+    if type(given) is str:
+        return encode_basestring(given)
     if isinstance(given, _Number):
         return str(given)
     if isinstance(given, _Object):
@@ -281,7 +285,7 @@ def _text_of(given: Any) -> str:
         return "[" + ",".join(map(_text_of, given)) + "]"
     if isinstance(given, float):  # NaN and infinity, which JSON lacks
         return f'"{json.dumps(given)}"'
-    return json.dumps(given, ensure_ascii=False)
+    return _WORDS[given]
 
 
 def _column(texts: list[bytes]) -> pa.Array:
