@@ -135,7 +135,11 @@ def _users_file(name: str) -> Path | None:
     if spec is None or not spec.origin or not spec.has_location:
         return None
     path = Path(spec.origin).resolve()
-    if path.suffix != ".py" or any(path.is_relative_to(each) for each in _installed()):
+    if (
+        path.suffix != ".py"
+        or not path.is_file()
+        or any(path.is_relative_to(each) for each in _installed())
+    ):
         return None
     return path
 
