@@ -91,7 +91,6 @@ def test_offset_is_of_its_subjects_where_an_id_is_not_known():
 @pytest.mark.parametrize(
     ("before", "now"),
     [({b"k1", b"k2"}, None), (None, {b"k1"}), ({b"k1"}, {b"k2"}), ({b"a", b"b"}, {b"ab"})],
-    ids=str,
 )
 def test_offset_of_other_keys_is_refused(before, now):
     """It counts messages of every key as read: those of the others would be left out for ever."""
