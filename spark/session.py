@@ -108,7 +108,7 @@ def _said_by_java(settings: Mapping[str, str]) -> str | None:
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     with tempfile.TemporaryFile() as errors:
         try:
-            gateway = launch_gateway(conf, {"stderr": errors})
+            gateway = launch_gateway(conf, {"stderr": errors})  # type: ignore[no-untyped-call]
         except PySparkRuntimeError:
             errors.seek(0)
             lines = errors.read().decode(errors="replace").splitlines()
