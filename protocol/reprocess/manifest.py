@@ -36,7 +36,7 @@ class SourceRange(Struct, frozen=True, kw_only=True):
     """Depth in the lineage."""
 
 
-class JobPiece(Struct, frozen=True, kw_only=True):
+class JobPiece(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A part of a range, reprocessed by one call chain of the job, and stored."""
 
     partition_id: Count
@@ -82,7 +82,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     format: int = FORMAT
     output: SubjectOutput | UnsetType = UNSET
     """Of rows that are no Parquet files."""
-    earlier_codes: tuple[str, ...] = ()
+    earlier_codes: tuple[str, ...] | UnsetType = UNSET
     """Codes of earlier runs, whose pieces count."""
 
     @property
@@ -93,7 +93,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     @property
     def earlier_marks(self) -> dict[str, str]:
         """What pieces of earlier runs that count say of themselves → their code."""
-        return {self._mark(code): code for code in self.earlier_codes}
+        return {self._mark(code): code for code in self.earlier_codes or ()}
 
     def _mark(self, code: str) -> str:
         return f"{code}#{self.output.subject_id}" if self.output else code
@@ -145,8 +145,10 @@ def decode_manifest(data: bytes, *, where: str) -> Manifest:
 
 def with_code(manifest: Manifest, code: str) -> Manifest:
     """The manifest of a job that goes on under this code; its pieces of before count."""
-    earlier = [each for each in (*manifest.earlier_codes, manifest.code) if each != code]
-    return msgspec.structs.replace(manifest, code=code, earlier_codes=tuple(dict.fromkeys(earlier)))
+    earlier = [each for each in (*(manifest.earlier_codes or ()), manifest.code) if each != code]
+    return msgspec.structs.replace(
+        manifest, code=code, earlier_codes=tuple(dict.fromkeys(earlier)) or UNSET
+    )
 
 
 def missing_pieces(manifest: Manifest, done: Sequence[JobPiece]) -> list[SourceRange]:

@@ -293,7 +293,9 @@ def run_job(
         _run_tasks(spark, job, options, folder, plan, to, park=park)
         pieces = folder.pieces(plan.manifest.mark, plan.manifest.earlier_marks)
         earlier = {piece.code for piece in pieces}
-        codes = tuple(code for code in plan.manifest.earlier_codes if code in earlier)
+        codes = (
+            tuple(code for code in plan.manifest.earlier_codes or () if code in earlier) or UNSET
+        )
         manifest = changed(plan.manifest, pieces=tuple(pieces), earlier_codes=codes)
         left = missing_pieces(manifest, manifest.pieces)
         if left:

@@ -58,6 +58,7 @@ MACHINE = [
     "metaserver/sql/migrate.py",  # where the migrations lie
     "metaserver/sql/open_files.py",  # tries whether a file can be opened
     "spark/reprocess/folder.py",  # the files of a job's output
+    "spark/reprocess/job.py",  # the modules of a job's code
     "consumer/manifest_file.py",  # which a group goes on behind
     "spark/session.py",  # PySpark takes its settings from the environment
 ]
