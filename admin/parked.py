@@ -12,6 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ..protocol.errors import (
+    CorruptBatchError,
     GroupUnknownError,
     InvalidRequestError,
     NotSentError,
@@ -21,7 +22,7 @@ from ..protocol.errors import (
 )
 from ..protocol.frames import EditParked, ParkedEdited, ReadEdited
 from ..protocol.ids import MAX_I64
-from ..protocol.message import check_message_size, pack_properties
+from ..protocol.message import Message, check_message_size, pack_properties
 from ..protocol.parked import (
     ChangeParkedKey,
     ParkKey,
@@ -354,13 +355,16 @@ class ParkedCalls(ClusterCalls):
             raise InvalidRequestError("give the new value, the new properties, or both")
         if not (value is None or isinstance(value, bytes)):
             raise InvalidRequestError(f"a value is bytes, not {value!r:.80}")
-        packed = None if properties is None else pack_properties(properties)
+        if properties is not None:  # wrong ones are refused before anything is asked
+            pack_properties(properties, kept=properties)
         source, offset = await self._place(subject, group, partition_id, offset, key=key, dead=dead)
         read, view = await self._one_parked(subject, group, source, offset)
         message = read.message
         assert message is not None
         value = message.value if value is None else value
-        packed = message.packed_properties if packed is None else packed
+        packed = message.packed_properties
+        if properties is not None:
+            packed = pack_properties(properties, kept=_same(properties, message))
         limit = (await self._meta.subject(subject)).message_bytes_max
         check_message_size(len(message.key), len(value), len(packed), limit)
         (holder,) = await self._partitions(subject, group, view.partition_id)
@@ -559,6 +563,15 @@ async def _with_edit(
     answer, value = await broker.call(ask)
     assert isinstance(answer, ParkedEdited)
     return read if answer.properties is None else _edited(read, bytes(value), answer.properties)
+
+
+def _same(given: Mapping[str, str | bytes], message: Message[bytes]) -> list[str]:
+    """The names of properties that a message has already, with these values."""
+    try:
+        stored = message.properties
+    except CorruptBatchError:
+        return []
+    return [name for name, value in given.items() if stored.get(name) == value]
 
 
 def _edited(read: ParkedMessage, value: bytes, packed_properties: bytes) -> ParkedMessage:

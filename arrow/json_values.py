@@ -1,21 +1,31 @@
 """Values that are JSON become columns, a batch at a time, by pyarrow's reader of JSON.  Pure.
 
     values   {"carrier":"AA","delay":3}  {"carrier":"BA"}  {"carrier":            the third is cut
-                    │ joined by newlines, parsed at once; halved where that fails
+                    │ joined by newlines, parsed at once; halved where that fails, then value by value
                     ▼
     struct   {AA, 3}                     {BA, null}        null, or a JsonValueError
 
 A field that the schema lacks is left out; one that a value lacks is null.
 
+What pyarrow refuses is read value by value as Spark's `from_json` does, as far as it is JSON and fits: any JSON as a string,
+the last of two fields of one name, seconds since 1970 and fractions beyond microseconds as a timestamp, NaN and infinity.
+
 Invariants
     Row i of the result is the value of row i: a value that is not exactly one JSON object never shifts another.
+    A text becomes what its JSON says, or its value does not fit: no byte of it is changed.
 
 Source: a line that begins with { and ends with } cannot go on in the next line: no JSON has { behind }.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from json.encoder import encode_basestring
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +37,8 @@ from .json_schema import json_type
 from .selection import ReadOptions
 
 FAIL, NULL = "fail", "null"
+SINGLY_ROWS = 256
+"""Where pyarrow refuses fewer rows together, each is read by itself."""
 _SPACE = b" \t\r\n"
 _EMPTY, _NEWLINE = pa.Array.from_buffers(
     pa.binary(),
@@ -81,17 +93,35 @@ class JsonValues:
         """`values`, decoded, in pieces; the first of them is row `row`."""
         try:
             return [self._parsed(values)]
-        except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        except (pa.ArrowInvalid, UnicodeDecodeError):
             count = len(values)
-            if count > 1:
+            if count > SINGLY_ROWS:
                 half = count // 2
                 return [
                     *self._chunks(values.slice(0, half), row),
                     *self._chunks(values.slice(half), row + half),
                 ]
-            if self._fails:
-                raise _BadValueError(row, str(error).removesuffix(" in row 0")) from None
-            return [pa.nulls(1, self.type)]
+            return list(self._singly(values, row))
+
+    def _singly(self, values: pa.Array, row: int) -> Iterator[pa.Array]:
+        """`values`, each read by itself, in pieces.  Raises _BadValueError."""
+        plain: list[bytes] = []
+        for number, value in enumerate(values.to_pylist()):
+            try:
+                plain.append(_plain(value, self.type))
+            except _UnfitError as unfit:
+                try:  # pyarrow knows more forms of a time, and passes over fields that are not read
+                    self._parsed(values.slice(number, 1))
+                    plain.append(value)
+                except (pa.ArrowInvalid, UnicodeDecodeError):
+                    if self._fails:
+                        raise _BadValueError(row + number, str(unfit)) from None
+                    if plain:
+                        yield self._parsed(_column(plain))
+                    yield pa.nulls(1, self.type)
+                    plain = []
+        if plain:
+            yield self._parsed(_column(plain))
 
     def _parsed(self, values: pa.Array) -> pa.Array:
         lines = pc.binary_join_element_wise(_trimmed(values), _EMPTY, _NEWLINE)
@@ -99,7 +129,8 @@ class JsonValues:
         edges = np.frombuffer(lines.buffers()[1], np.int32)[: len(lines) + 1]
         if np.count_nonzero(data == ord("\n")) > len(lines):
             data = data.copy()
-            data[data == ord("\n")] = ord(" ")
+            # White space between tokens all the same, and no JSON inside a text, as a newline is none.
+            data[data == ord("\n")] = ord("\t")
             data[edges[1:] - 1] = ord("\n")
         table = pj.read_json(
             pa.BufferReader(pa.py_buffer(data)),
@@ -121,6 +152,8 @@ def json_values(options: ReadOptions) -> JsonValues | None:
     """The decoder that the options ask for; None: values stay bytes.  Raises ConfigError."""
     _check_bad_values(options.bad_values)
     if options.json_schema is None:
+        if options.bad_values != FAIL:
+            raise ConfigError("bad_values: it goes with a schema, and no value is decoded without")
         return None
     return JsonValues(options.json_schema, options.bad_values)
 
@@ -139,6 +172,129 @@ class _BadValueError(Exception):
         self.reason = reason
 
 
+class _UnfitError(Exception):
+    """A value, or a field of it, does not fit the schema."""
+
+
+class _Number(str):
+    """A number as it stands in the JSON."""
+
+    __slots__ = ()
+
+
+class _Object(list[tuple[str, Any]]):
+    """The fields of an object, also those of one name."""
+
+    __slots__ = ()
+
+
+_json = json.JSONDecoder(
+    object_pairs_hook=_Object, parse_int=_Number, parse_float=_Number, parse_constant=float
+)
+_WORDS = {None: "null", True: "true", False: "false"}
+_WHOLE = re.compile(r"-?\d{1,19}")
+_TIME = re.compile(
+    r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d:\d\d(?:\.\d{1,12})?(?:Z|[+-]\d\d(?::?\d\d)?)?)?"
+)
+_BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
+_BEYOND = {
+    "NaN": "NaN",
+    **dict.fromkeys(("Infinity", "+Infinity", "+INF"), "Infinity"),
+    **dict.fromkeys(("-Infinity", "-INF"), "-Infinity"),
+}
+"""A text for a number that JSON lacks → the number as pyarrow reads it."""
+
+
+def _plain(value: bytes, kind: pa.StructType) -> bytes:
+    """The value as JSON whose fields have the types of the schema, as pyarrow reads it.  Raises _UnfitError."""
+    try:
+        parsed = _json.decode(value.decode())
+        if not isinstance(parsed, _Object):
+            raise _UnfitError("it is no object")
+        return _text_of(_fields_of(parsed, kind)).encode()
+    except UnicodeError:
+        raise _UnfitError("a text is not UTF-8") from None
+    except RecursionError:
+        raise _UnfitError("it is nested too deep") from None
+    except ValueError as error:
+        raise _UnfitError(str(error)) from None
+
+
+def _fields_of(given: _Object, kind: pa.StructType) -> _Object:
+    by_name = dict(given)
+    fields = _Object()
+    for field in kind:
+        try:
+            fields.append((field.name, _read_as(by_name.get(field.name), field.type)))
+        except _UnfitError as unfit:
+            raise _UnfitError(f"{field.name}: {unfit}") from None
+    return fields
+
+
+def _read_as(given: Any, kind: pa.DataType) -> Any:
+    """A part of a value as JSON of this type.  Raises _UnfitError."""
+    if given is None:
+        return None
+    if pa.types.is_string(kind):
+        return given if type(given) is str else _text_of(given)
+    if pa.types.is_struct(kind) and isinstance(given, _Object):
+        return _fields_of(given, kind)
+    if pa.types.is_list(kind) and type(given) is list:
+        return [_read_as(each, kind.value_type) for each in given]
+    if pa.types.is_boolean(kind) and type(given) is bool:
+        return given
+    if pa.types.is_integer(kind) and isinstance(given, _Number) and _WHOLE.fullmatch(given):
+        most = 1 << (kind.bit_width - 1)
+        if -most <= int(given) < most:
+            return given
+    if pa.types.is_floating(kind):
+        if isinstance(given, _Number):
+            return given
+        text = json.dumps(given) if type(given) is float else given
+        if type(text) is str and text in _BEYOND:
+            return _Number(_BEYOND[text])
+    if pa.types.is_timestamp(kind):
+        time = _time_of(given)
+        if time is not None:
+            return time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    raise _UnfitError(f"{_text_of(given):.60} is no {kind}")
+
+
+def _time_of(given: Any) -> datetime | None:
+    """A time, of which what is finer than microseconds is cut; without a zone it is of UTC."""
+    try:
+        if isinstance(given, _Number) and _WHOLE.fullmatch(given):
+            return _BEGIN + timedelta(seconds=int(given))
+        if type(given) is str and _TIME.fullmatch(given):
+            time = datetime.fromisoformat(given)
+            return time if time.tzinfo else time.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        pass
+    return None
+
+
+def _text_of(given: Any) -> str:
+    """A part of a value as JSON without white space; a number as it was written."""
+    if type(given) is str:
+        return encode_basestring(given)
+    if isinstance(given, _Number):
+        return str(given)
+    if isinstance(given, _Object):
+        return "{" + ",".join(f"{_text_of(name)}:{_text_of(each)}" for name, each in given) + "}"
+    if isinstance(given, list):
+        return "[" + ",".join(map(_text_of, given)) + "]"
+    if isinstance(given, float):  # NaN and infinity, which JSON lacks
+        return f'"{json.dumps(given)}"'
+    return _WORDS[given]
+
+
+def _column(texts: list[bytes]) -> pa.Array:
+    # `pa.array(texts)` would import pandas.
+    edges = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+    buffers = [None, pa.py_buffer(edges), pa.py_buffer(b"".join(texts))]
+    return pa.Array.from_buffers(pa.binary(), len(texts), buffers, null_count=0)
+
+
 def _trimmed(values: pa.Array) -> pa.Array:
     """The values without white space around them; raises ArrowInvalid if one is no JSON object."""
     edges = np.frombuffer(values.buffers()[1], np.int32)
@@ -147,12 +303,9 @@ def _trimmed(values: pa.Array) -> pa.Array:
     if _are_objects(data, edges):
         return values
     texts = [bytes(data[start:end]).strip(_SPACE) for start, end in pairwise(edges.tolist())]
-    edges = np.cumsum([0, *map(len, texts)], dtype=np.int32)
-    joined = b"".join(texts)
-    if not _are_objects(np.frombuffer(joined, np.uint8), edges):
+    if not all(text[:1] == b"{" and text[-1:] == b"}" for text in texts):
         raise pa.ArrowInvalid("no object")
-    buffers = [None, pa.py_buffer(edges), pa.py_buffer(joined)]
-    return pa.Array.from_buffers(pa.binary(), len(texts), buffers, null_count=0)
+    return _column(texts)
 
 
 def _are_objects(data: np.ndarray, edges: np.ndarray) -> bool:

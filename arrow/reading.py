@@ -8,17 +8,17 @@ polars.from_arrow(keylane.arrow.read("127.0.0.1:7000", "orders"))  # a reader is
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import pyarrow as pa
 
 from ..protocol.access.tokens import check_token
 from ..protocol.address import addresses_of
-from ..protocol.errors import ConfigError
+from ..protocol.clock import SystemClock
+from ..protocol.errors import ConfigError, InvalidRequestError
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.ids import Subject, check_name, check_offset
-from ..protocol.reading.instants import since_1970_ms
-from ..protocol.text import is_not_a_time
+from ..protocol.reading.instants import instant_ms
 from .json_values import json_values
 from .planner import PlannedRange
 from .process_loop import ProcessLoop
@@ -36,9 +36,10 @@ from .selection import (
 from .snapshot import ask_cluster
 from .task_reader import read_task
 
-Place = str | datetime | Mapping[int, int]
-"""\"earliest\", \"latest\", \"group:NAME\" (its durable cursor), a time (the first message stored then or later), or offsets by
-partition id; other partitions are then read whole."""
+Place = str | datetime | timedelta | Mapping[int, int]
+"""\"earliest\", \"latest\", \"group:NAME\" (its durable cursor), an instant that has passed (the first message stored then or
+later): a datetime, how long ago as \"-1h\", or a time as \"2024-05-31T12:00:00Z\"; or offsets by partition id: partitions that
+these do not name are read whole."""
 _GROUP = "group:"
 
 
@@ -124,17 +125,18 @@ def _bound(name: str, given: Place, default: Edge) -> ReadBound:
     return ReadBound(_point(name, given))
 
 
-def _point(name: str, given: str | datetime) -> Point:
-    if isinstance(given, datetime) and not is_not_a_time(given) and given.utcoffset() is not None:
-        return StoredAt(since_1970_ms(given))
+def _point(name: str, given: str | datetime | timedelta) -> Point:
     if isinstance(given, str) and given.startswith(_GROUP):
         return CursorOf(check_name("consumer group", given.removeprefix(_GROUP)))
-    if not isinstance(given, str) or given not in set(Edge):
-        raise ConfigError(
-            f"{name}: 'earliest', 'latest', 'group:NAME', a datetime with a time zone or {{partition id: offset}} "
-            f"is wanted, not {given!r:.80}"
-        )
-    return Edge(given)
+    if isinstance(given, str) and given in set(Edge):
+        return Edge(given)
+    words = "'earliest', 'latest', 'group:NAME' or {partition id: offset}"
+    if not isinstance(given, str | datetime | timedelta):
+        raise ConfigError(f"{name}: an instant, {words} is wanted, not {given!r:.80}")
+    try:
+        return StoredAt(instant_ms(given, now_ms=SystemClock.wall_ms()))
+    except InvalidRequestError as error:
+        raise ConfigError(f"{name}: {error.message}; or give {words}") from None
 
 
 def _partitions(partitions: Iterable[int]) -> frozenset[int]:

@@ -305,7 +305,7 @@ class Parking:
             properties = dict(unpack_properties(request.properties))
         except CorruptBatchError as error:
             raise InvalidRequestError(error.message) from error
-        packed = pack_properties(properties | {EDITED_PROPERTY: shown(at_ms)})
+        packed = pack_properties(properties | {EDITED_PROPERTY: shown(at_ms)}, kept=properties)
         limit = partition.facts.message_bytes_max or MESSAGE_BYTES_MAX
         check_message_size(len(request.key or b""), len(value), len(packed), limit)
         message = EditedMessage(request.source, request.offset, value, packed)

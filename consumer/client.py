@@ -104,8 +104,8 @@ class Consumer(Owned, Taking[V], Resident):
         tries_max: durable tries of a message before `on_failure` applies; 10 by default, 32 for "retry".  What `keylane
             group set` stored overrides these three, and `handler_backoff`.
         start: where the group begins if it is new: "earliest", the default; "latest": it gets what is sent once this
-            consumer is open; an instant, as a datetime with a time zone, or "-1h"; or "manifest:DIR": where the backfill
-            in that folder ended, with nothing twice and nothing between.  A group that exists ignores it.
+            consumer is open; an instant, as a datetime with a time zone, its text, or "-1h"; or "manifest:DIR": where the
+            backfill in that folder ended, with nothing twice and nothing between.  A group that exists ignores it.
         tags: only messages with one of these tags; others count as handled, and brokers leave out batches without any.
         filter: only messages with these properties, as {"country": "DE"}, or those for which a plain function of a message
             returns True.  If it raises, that is a failed try of the message.  All members of a group need the same

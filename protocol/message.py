@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, Literal, NoReturn, Protocol, cast
 
@@ -17,10 +17,14 @@ _NO_PROPERTIES: Mapping[str, str | bytes] = MappingProxyType({})
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
+OWN_PREFIX = "keylane."
+"""Of the names of properties that keylane sets and reads itself."""
 TAGS_PROPERTY = "keylane.tags"
+"""The property that has a message's tags, with commas between them."""
 EDITED_PROPERTY = "keylane.edited"
 """Of a parked message that an operator has edited: when, as ISO 8601 in UTC."""
-"""The property that has a message's tags, with commas between them."""
+SENT_ON = frozenset({TAGS_PROPERTY, EDITED_PROPERTY})
+"""Own properties that programs may send: with the properties of a message that they send on, of which they stay true."""
 
 SHOWN_BYTES = 32
 """Bytes of a key or a value that `repr(message)` shows."""
@@ -257,14 +261,39 @@ def refuse_text(**given: object) -> NoReturn:
     raise InvalidRequestError(f"{name} must be bytes, not {type(value).__name__}{advice}")
 
 
+def check_own(given: Iterable[str], kept: Collection[str] = ()) -> None:
+    """
+    Check that no name belongs to keylane.
+
+    Args:
+        kept: names that may be there all the same.
+
+    Raises:
+        InvalidRequestError
+    """
+    for name in given:
+        if name.startswith(OWN_PREFIX) and name not in SENT_ON and name not in kept:
+            raise InvalidRequestError(
+                f"properties whose names begin with {OWN_PREFIX!r} are keylane's own: leave out {name!r:.80}, also of a "
+                "message that is sent on"
+            )
+
+
 def pack_properties(
-    properties: Mapping[str, str | bytes] | None, tags: Collection[str] = ()
+    properties: Mapping[str, str | bytes] | None,
+    tags: Collection[str] = (),
+    *,
+    kept: Collection[str] = (),
 ) -> bytes:
     """
     Properties and tags as bytes; b"" without either.
 
+    Args:
+        kept: names of keylane's own that are let through.
+
     Raises:
-        InvalidRequestError: a name is not text, a value neither text nor bytes, or a tag no text without commas.
+        InvalidRequestError: a name is not text, or keylane's own, a value neither text nor bytes, or a tag no text without
+            commas.
         MessageTooLargeError: the packed properties are over 64 KiB.
     """
     given: dict[Any, Any] = {}
@@ -280,6 +309,8 @@ def pack_properties(
         if type(name) is not str or (type(value) is not str and type(value) is not bytes):
             given = _plain_properties(given)
             break
+    if given:
+        check_own(given, kept)
     try:
         tagged = bool(tags)
     except ValueError:  # an array of several

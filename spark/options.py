@@ -62,7 +62,7 @@ from ..arrow.selection import (
 from ..protocol.address import addresses_of
 from ..protocol.errors import ConfigError, KeylaneError
 from ..protocol.ids import MAX_I64, Subject, check_name
-from ..protocol.reading.instants import read_instant
+from ..protocol.reading.instants import instant_ms
 from .naming import advice
 from .securing import NAMES as SECURING
 from .securing import path_of, secured_of, token_path_of
@@ -140,6 +140,8 @@ def _contradictions(values: Mapping[str, Any]) -> dict[str, str]:
                 problems[name] = "cuts partitions, which breaks the order that `ordered` asks for"
     if values.get("start", EARLIEST).manifest and len(values.get("subjects", ())) > 1:
         problems["start"] = "a backfill is of one subject"
+    if "bad_values" in values and "json_schema" not in values:
+        problems["badValues"] = "goes with jsonSchema: without it no value is decoded"
     if "keys" in values and "commit_group" in values:
         problems["commitGroup"] = (
             "its cursors would pass the messages of all keys that `keys` leaves out; filter behind the read in place of `keys`"
@@ -244,7 +246,7 @@ def _point(given: object, now_ms: int) -> Point:
             f'an offset counts the messages of one partition: {{"<partition id>": {text[:20]}}}'
         )
     try:
-        return StoredAt(read_instant(text, now_ms=now_ms))
+        return StoredAt(instant_ms(text, now_ms=now_ms))
     except KeylaneError as error:
         raise ValueError(
             f"{error.message}; or earliest, latest, group:NAME, or offsets by partition id as JSON"

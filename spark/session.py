@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..protocol.errors import JavaMissingError
+from ..protocol.errors import ConfigError, JavaMissingError, KeylaneError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOOPBACK = "127.0.0.1"
+JAVA_MIN = 17
+PROBE_S = 60
+"""A JVM says its version in 0.1 s, on a loaded machine much later."""
+REASON_LINES, REASON_CHARS = 3, 500
+_HEAP = re.compile(r"(?<!\S)-Xmx(\d+)([kKmMgGtT]?)(?!\S)")
+_NO_REASON = re.compile(
+    r"\s+at |WARNING: |NOTE: |Picked up |Error: (Could not create|A fatal exc)|.*/spark-class: line "
+)
+"""Lines of Java's errors that say of no failure why."""
 _LOGGING = Path(__file__).with_name("log4j2.properties").absolute()
 
 
@@ -34,11 +46,13 @@ def local_session(
     Args:
         cores: task slots.
         java_home: of a Java of 17 or newer; None: what JAVA_HOME or PATH says.
-        java_options: further options of the JVM, such as "-Xmx4g".
+        java_options: further options of the JVM, such as "-XX:+UseG1GC"; "-Xmx4g" is the same as the setting
+            `spark.driver.memory` of "4g", as Spark takes no heap size among options.
         settings: Spark's own, over those of `local_settings`.
 
     Raises:
         JavaMissingError: Java does not start, or is too old.
+        ConfigError: Java has started, and ended: the message has what it said.
     """
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
@@ -49,24 +63,61 @@ def local_session(
     if session is None:
         set_environment(java_home)
         builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
-        for key, value in {**local_settings(cores, java_options), **(settings or {})}.items():
+        chosen = {**local_settings(cores, java_options), **(settings or {})}
+        for key, value in chosen.items():
             builder = builder.config(key, value)
         try:
             session = builder.getOrCreate()
         except PySparkRuntimeError as error:
             if error.getCondition() != "JAVA_GATEWAY_EXITED":
                 raise
-            raise _java_error() from error
+            raise _java_error(chosen) or error from error
     register(session)
     return session
 
 
-def _java_error() -> JavaMissingError:
+def _java_error(settings: Mapping[str, str]) -> KeylaneError | None:
+    """Why Java has not started with these settings; None if it starts now."""
     home = os.environ.get("JAVA_HOME")
-    java = f"JAVA_HOME={home}" if home else "`java` on PATH, as JAVA_HOME is not set,"
-    error = JavaMissingError(f"Spark needs Java 17 or newer, and {java} has not started it")
-    error.hint = "Install a JDK of 17 or newer, or set JAVA_HOME to the folder of one."
-    return error
+    if not _is_new_enough(Path(home, "bin/java") if home else Path("java")):
+        java = f"JAVA_HOME={home}" if home else "`java` on PATH, as JAVA_HOME is not set,"
+        error = JavaMissingError(f"Spark needs Java 17 or newer, and {java} has not started it")
+        error.hint = "Install a JDK of 17 or newer, or set JAVA_HOME to the folder of one."
+        return error
+    said = _said_by_java(settings)
+    return None if said is None else ConfigError(f"Spark's Java does not start: {said}")
+
+
+def _is_new_enough(java: Path) -> bool:
+    try:
+        shown = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=PROBE_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    version = re.search(r'version "(\d+)', shown.stderr)
+    return version is not None and int(version[1]) >= JAVA_MIN
+
+
+def _said_by_java(settings: Mapping[str, str]) -> str | None:
+    """What Java says when it is started once more; None if it starts."""
+    from pyspark import SparkConf
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    with tempfile.TemporaryFile() as errors:
+        try:
+            gateway = launch_gateway(conf, {"stderr": errors})  # type: ignore[no-untyped-call]
+        except PySparkRuntimeError:
+            errors.seek(0)
+            lines = errors.read().decode(errors="replace").splitlines()
+        else:
+            gateway.shutdown()
+            gateway.proc.stdin.close()
+            return None
+    told = [line.strip() for line in lines if line.strip() and not _NO_REASON.match(line)]
+    return "; ".join(told[:REASON_LINES])[:REASON_CHARS] or "it says nothing of why"
 
 
 def set_environment(java_home: Path | None = None) -> None:
@@ -80,7 +131,12 @@ def set_environment(java_home: Path | None = None) -> None:
 
 def local_settings(cores: int, java_options: str = "") -> dict[str, str]:
     """Return the Spark settings of a local session; each with the reason it differs from the default."""
-    return {
+    sizes = _HEAP.findall(java_options)
+    java_options = " ".join(_HEAP.sub(" ", java_options).split())
+    # Spark refuses a heap size among the options; without a unit Java counts bytes, and Spark mebibytes.
+    size, unit = sizes[-1] if sizes else ("", "")
+    heap = {"spark.driver.memory": size + unit if unit else f"{int(size) >> 10}k"} if size else {}
+    return heap | {
         # Nothing listens outside this machine, and no port is taken for a web page.
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,

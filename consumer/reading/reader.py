@@ -125,8 +125,8 @@ class Reader(Resident, Generic[V]):
         Args:
             meta, codec, call_timeout_ms, wait_s, tls, token: as of QueueReader.
             subject: an existing subject, static or not.
-            start: "earliest", "latest", a datetime with a time zone, how long ago (a negative timedelta, or a text such as
-                "-1h"), an offset of `partition`, or a mapping from partition id to offset, as `positions` has it.  An
+            start: "earliest", "latest", a datetime with a time zone or its text, how long ago (a negative timedelta, or a
+                text such as "-1h"), an offset of `partition`, or a mapping from partition id to offset, as `positions` has it.  An
                 instant means the first message stored at or after it, by its broker's calendar, and all that continues it.
             stop: as `start`: the first message that is not read any more.  None: what is stored when the reader is
                 opened; with `follow`, none.

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...protocol.message import Message
 from ...protocol.operations import PartitionHistory
+from ...protocol.reprocess.replaced import replaced_by_rows
 from ...protocol.reprocess.sources import source_of
 
 Had = Callable[[int, int, int], bool]
@@ -33,19 +34,10 @@ class ReplacingRows:
         """Every partition, by id; empty without rows."""
 
     def learn(self, history: Iterable[PartitionHistory]) -> None:
-        """
-        Take the partitions that are known now.
-
-        A partition of rows is the only kind of parent that continues another parent of the same child: no other operation
-        seals a partition twice.
-        """
+        """Take the partitions that are known now."""
         by_id = {int(past.partition.partition_id): past for past in history}
-        for past in by_id.values():
-            parents = past.partition.parents
-            for parent in parents if len(parents) > 1 else ():
-                before = by_id.get(int(parent))
-                if before is not None and not set(parents).isdisjoint(before.partition.parents):
-                    self.ids.add(int(parent))
+        parents = {number: past.partition.parents for number, past in by_id.items()}
+        self.ids.update(replaced_by_rows(parents))
         if self.ids:
             self._history = by_id
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from ...protocol.errors import InvalidRequestError, OffsetOutOfRangeError
 from ...protocol.groups import GroupStart, StartAt
+from ...protocol.operations import PartitionHistory
 from ...protocol.progress import ResetGroup, ResetTo
+from ...protocol.reprocess.replaced import behind_rows, replaced_by_rows
 from ..resets.cursors import PartitionOffsets, new_cursors
 
 
@@ -24,6 +26,7 @@ def start_cursors(
     *,
     static: bool,
     expired: Mapping[int, int | None] | None = None,
+    history: Sequence[PartitionHistory] = (),
 ) -> dict[int, int]:
     """
     Return partition id → first offset that the group reads; empty: each partition from its first message.
@@ -32,15 +35,17 @@ def start_cursors(
 
     Args:
         expired: partitions whose data is gone → where they ended.
+        history: of cursors: every partition of the subject.
 
     Raises:
         PartitionUnknownError: cursors name a partition that the subject never had.
+        ManifestError: rows took the place of messages on both sides of a cursor.
         OffsetOutOfRangeError: messages behind a cursor are gone, or a cursor is behind the end.
     """
     if start.at is StartAt.EARLIEST or any(part.fence for part in parts):
         return {}
     if start.at is StartAt.CURSORS:
-        return _continued(start.cursors or {}, parts, expired or {}, static=static)
+        return _continued(start.cursors or {}, parts, expired or {}, history, static=static)
     ask = ResetGroup(to=ResetTo(start.at.value), at_ms=start.at_ms)
     return new_cursors(ask, parts, static=static)
 
@@ -49,18 +54,28 @@ def _continued(
     cursors: Mapping[int, int],
     parts: Sequence[PartitionOffsets],
     expired: Mapping[int, int | None],
+    history: Sequence[PartitionHistory],
     *,
     static: bool,
 ) -> dict[int, int]:
-    """As `start_cursors`, of a group that goes on where a backfill ended: nothing may be missing in between."""
-    for partition_id, cursor in sorted(cursors.items()):
+    """As `start_cursors`, of a group that goes on where a backfill ended: nothing may be missing in between, or come twice."""
+    parents = {int(past.partition.partition_id): past.partition.parents for past in history}
+    ends = {int(past.partition.partition_id): past.end_offset for past in history}
+    replaced = replaced_by_rows(parents)
+    newest = max(cursors)
+    cursors = {**cursors, **behind_rows(replaced, parents, ends, cursors)}
+    opened_later = {number: 0 for number, end in expired.items() if end and number > newest}
+    rows_are_there = frozenset().union(*replaced.values())
+    for partition_id, cursor in sorted({**opened_later, **cursors}.items()):
+        if partition_id in rows_are_there:
+            continue
         if partition_id in expired and cursor != expired[partition_id]:
             raise OffsetOutOfRangeError(
                 f"partition {partition_id} has expired, and the messages from offset {cursor} on with it",
                 partition_id=partition_id,
                 offset=cursor,
             )
-    later = [part for part in parts if part.partition.partition_id > max(cursors)]
+    later = [part for part in parts if part.partition.partition_id > newest]
     for part in later:
         if part.first_offset and part.partition.partition_id not in cursors:
             raise OffsetOutOfRangeError(

@@ -26,10 +26,12 @@ from ...protocol.errors import (
     OffsetOutOfRangeError,
 )
 from ...protocol.groups import CreateGroup, GroupSettings, StartAt
+from ...protocol.operations import PartitionHistory
 from ...protocol.progress import SetCursor
 from ...protocol.routing import Partition
 from ...rpc.network import Network
 from ..catalogue.service import HOSTED_AT_ONCE_MAX
+from ..operations.views import subject_history
 from ..resets.broker_offsets import broker_at, read_offsets
 from ..resets.cursors import PartitionOffsets
 from ..sql.database import Database
@@ -124,8 +126,15 @@ class StartService:
                     await self._tell(await self._database.read(pending_of, scope.group_id))
                 return
             parts = await self._read_offsets(scope, group, ask)
+            history: Sequence[PartitionHistory] = ()
+            if ask.start.at is StartAt.CURSORS:
+                history = (await self._database.read(subject_history, subject)).partitions
             cursors = start_cursors(
-                ask.start, parts, static=scope.subject.static, expired=scope.expired
+                ask.start,
+                parts,
+                static=scope.subject.static,
+                expired=scope.expired,
+                history=history,
             )
             fence = max((part.fence for part in parts), default=0)
             if fence:

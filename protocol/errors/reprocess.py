@@ -7,7 +7,7 @@ from .refusals import RefusedError
 
 
 class ManifestError(RefusedError):
-    """A manifest of reprocessed messages is missing, damaged, not complete, or of another subject."""
+    """A manifest of reprocessed messages is missing, damaged, not complete, of another subject, or from before a cut-over."""
 
     code = 1320
     summary = "there is no usable manifest"
@@ -15,10 +15,12 @@ class ManifestError(RefusedError):
         "Run `keylane spark reprocess` again with the same arguments: it finishes what is missing."
     )
     path = Detail(str)
+    partition_id = Detail(int)
+    """With rows of messages that the backfill has and of others, which no start parts."""
 
 
 class JobChangedError(RefusedError):
-    """The folder has the output of other code, of another subject or of other ranges."""
+    """The folder has the output of another job, of other code, of another subject, or for another place."""
 
     code = 1321
     summary = "the folder has the output of another job"
@@ -31,7 +33,10 @@ class JobFailedError(KeylaneError):
 
     code = 1322
     summary = "the job failed"
-    hint = "Mend the function; pieces that are done stay, and the same command goes on behind them."
+    hint = (
+        "Mend the function, and run the same command with --accept-code: pieces that are done stay.  Or have it set such "
+        "messages aside, with --on-error park."
+    )
     job = Detail(str)
     partition_id = Detail(int)
     start = Detail(int)

@@ -63,7 +63,8 @@ def instant_ms(given: datetime | timedelta | str, *, now_ms: int) -> int:
     The milliseconds since 1970 of an instant that has passed.
 
     Args:
-        given: a datetime with a time zone, a negative timedelta, or a text such as "-1h", "-15m" or "-2d".
+        given: a datetime with a time zone, a negative timedelta, or a text: how long ago, such as "-1h", "-15m" or "-2d",
+            or a time of ISO 8601 with a zone.
         now_ms: the calendar of the caller.
 
     Raises:
@@ -81,11 +82,7 @@ def instant_ms(given: datetime | timedelta | str, *, now_ms: int) -> int:
         at_ms = now_ms + given // _MS
     else:
         ago = ago_ms(given)
-        if ago is None:
-            raise InvalidRequestError(
-                f"{given!r:.60} is no instant: give a datetime, or how long ago, such as '-1h', '-15m', '-2d'"
-            )
-        at_ms = now_ms - ago
+        at_ms = since_1970_ms(_time_of(given)) if ago is None else now_ms - ago
     if at_ms < 0:
         raise InvalidRequestError(f"{given!s:.60} is before 1970")
     if at_ms > now_ms + SKEW_MS:
@@ -95,19 +92,17 @@ def instant_ms(given: datetime | timedelta | str, *, now_ms: int) -> int:
     return min(at_ms, now_ms)
 
 
-def read_instant(text: str, *, now_ms: int) -> int:
-    """As `instant_ms`, of a text: how long ago, or a time of ISO 8601 with a zone.  Raises InvalidRequestError."""
-    if ago_ms(text) is not None:
-        return instant_ms(text, now_ms=now_ms)
+def _time_of(text: str) -> datetime:
+    """The time of a text of ISO 8601 with a zone.  Raises InvalidRequestError."""
     try:
         given = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidRequestError(
-            f"{text!r:.60} is no time: it is how long ago, such as -1h or -2d, or such as 2024-05-31T12:00:00Z"
+            f"{text!r:.60} is no time: give how long ago, such as -1h or -2d, or a time such as 2024-05-31T12:00:00Z"
         ) from None
     if given.utcoffset() is None:
         raise InvalidRequestError(f"{text!r:.60} has no time zone: add Z for UTC, or +02:00")
-    return instant_ms(given, now_ms=now_ms)
+    return given
 
 
 def group_start(given: GroupBegin | GroupStart | None, *, now_ms: int) -> GroupStart | None:
@@ -123,11 +118,8 @@ def group_start(given: GroupBegin | GroupStart | None, *, now_ms: int) -> GroupS
         raise ConfigError(f"start must be 'earliest', 'latest' or an instant, not {given!r:.40}")
     if given in {StartAt.EARLIEST, StartAt.LATEST}:
         return GroupStart(at=StartAt(str(given)))
-    if isinstance(given, str) and ago_ms(given) is None:
-        raise ConfigError(
-            f"start must be 'earliest', 'latest', a datetime, or how long ago, such as '-1h', '-15m', '-2d', not {given!r:.60}"
-        )
     try:
         return GroupStart(at=StartAt.TIME, at_ms=instant_ms(given, now_ms=now_ms))
     except InvalidRequestError as error:
-        raise ConfigError(f"start: {error.message}") from None
+        words = "; or give 'earliest' or 'latest'" if isinstance(given, str) else ""
+        raise ConfigError(f"start: {error.message}{words}") from None

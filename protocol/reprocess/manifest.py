@@ -1,7 +1,8 @@
 """The manifest of reprocessed messages: which ranges, by which code, with how many rows and which digests.  Pure.
 
     {"format": 1, "job": …, "code": …, "subject": …, "planned_at_ms": …, "ranges": [{partition_id, start, end, …}, …],
-     "pieces": [{partition_id, start, end, rows, digest, file}, …], "output": {target, hidden, subject_id, published, messages}}
+     "pieces": [{partition_id, start, end, rows, digest, file, code, parked}, …], "earlier_codes": […],
+     "output": {target, hidden, subject_id, published, messages}}
 
 Invariants
     The ranges are fixed when the job is planned, and half-open: what is live begins at `end` of each.
@@ -35,7 +36,7 @@ class SourceRange(Struct, frozen=True, kw_only=True):
     """Depth in the lineage."""
 
 
-class JobPiece(Struct, frozen=True, kw_only=True):
+class JobPiece(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A part of a range, reprocessed by one call chain of the job, and stored."""
 
     partition_id: Count
@@ -47,6 +48,10 @@ class JobPiece(Struct, frozen=True, kw_only=True):
     """Of the rows of output, by column, whatever the batches they came in."""
     file: str
     """Name of the file, in the folder; "": the rows are in a subject."""
+    code: str = ""
+    """The earlier code under which it was made; "": that of the manifest."""
+    parked: Count = 0
+    """Messages of which the function made no row, because it failed."""
 
 
 class SubjectOutput(Struct, frozen=True, kw_only=True):
@@ -67,7 +72,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
     job: str
     code: str
-    """module:function@digest of its source."""
+    """module:function@digest of its source and of what that imports, of the latest run that had pieces to do."""
     subject: str
     planned_at_ms: Count
     """Milliseconds since 1970, by the calendar of the program that planned."""
@@ -77,11 +82,26 @@ class Manifest(Struct, frozen=True, kw_only=True):
     format: int = FORMAT
     output: SubjectOutput | UnsetType = UNSET
     """Of rows that are no Parquet files."""
+    earlier_codes: tuple[str, ...] | UnsetType = UNSET
+    """Codes of earlier runs, whose pieces count."""
 
     @property
     def mark(self) -> str:
-        """What a piece has to say of itself to be one of this job: its code, and which hidden subject has its rows."""
-        return f"{self.code}#{self.output.subject_id}" if self.output else self.code
+        """What a piece says of itself that is made now: its code, and which hidden subject has its rows."""
+        return self._mark(self.code)
+
+    @property
+    def earlier_marks(self) -> dict[str, str]:
+        """What pieces of earlier runs that count say of themselves → their code."""
+        return {self._mark(code): code for code in self.earlier_codes or ()}
+
+    def _mark(self, code: str) -> str:
+        return f"{code}#{self.output.subject_id}" if self.output else code
+
+    @property
+    def parked(self) -> int:
+        """Messages of which no row was made."""
+        return sum(piece.parked for piece in self.pieces)
 
     @property
     def rows_in(self) -> int:
@@ -121,6 +141,14 @@ def decode_manifest(data: bytes, *, where: str) -> Manifest:
     if len({each.partition_id for each in manifest.ranges}) != len(manifest.ranges):
         raise ManifestError(f"{where} names a partition twice", path=where)
     return manifest
+
+
+def with_code(manifest: Manifest, code: str) -> Manifest:
+    """The manifest of a job that goes on under this code; its pieces of before count."""
+    earlier = [each for each in (*(manifest.earlier_codes or ()), manifest.code) if each != code]
+    return msgspec.structs.replace(
+        manifest, code=code, earlier_codes=tuple(dict.fromkeys(earlier)) or UNSET
+    )
 
 
 def missing_pieces(manifest: Manifest, done: Sequence[JobPiece]) -> list[SourceRange]:

@@ -4,6 +4,7 @@
     DIR/_keylane/plan.json                         the manifest without pieces: the ranges, fixed when the job begins
     DIR/_keylane/manifest.json                     the manifest, written once every piece is there
     DIR/_keylane/pieces/<partition>-….json         facts of a piece whose rows are in a subject
+    DIR/_keylane/parked/part-….parquet             messages of a piece of which the function made no row, with its errors
     DIR/_keylane/unfinished/                       files that are being written; readers of Parquet leave `_keylane` out
 
 Invariants
@@ -14,9 +15,10 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 import pyarrow as pa
@@ -24,6 +26,7 @@ import pyarrow.parquet as pq
 
 from ...protocol.errors import ManifestError
 from ...protocol.reprocess.manifest import JobPiece, Manifest, decode_manifest, encode_manifest
+from ...protocol.text import counted
 
 FACTS = b"keylane.piece"
 PLAN, MANIFEST = "plan.json", "manifest.json"
@@ -36,6 +39,7 @@ class OutputFolder:
         self.path = Path(path).absolute()
         self._own = self.path / "_keylane"
         self._facts = self._own / "pieces"
+        self.parked = self._own / "parked"
 
     def read(self, name: str) -> Manifest | None:
         """The plan or the manifest; None if there is none.  Raises ManifestError."""
@@ -74,20 +78,54 @@ class OutputFolder:
         self._facts.mkdir(parents=True, exist_ok=True)
         self._finish(unfinished, self._facts / facts_file(piece))
 
-    def pieces(self, mark: str) -> list[JobPiece]:
-        """The pieces that are done under this mark, by partition and offset."""
+    def write_parked(self, piece: JobPiece, messages: pa.Table) -> None:
+        """Write the messages of a piece that are parked, before the piece itself; none: those of an earlier try go."""
+        path = self.parked / piece_file(piece.partition_id, piece.start, piece.end)
+        if not messages.num_rows:
+            path.unlink(missing_ok=True)
+            return
+        unfinished = self._unfinished()
+        pq.write_table(messages, unfinished)
+        self.parked.mkdir(parents=True, exist_ok=True)
+        self._finish(unfinished, path)
+
+    def parked_text(self, manifest: Manifest) -> str:
+        """How many messages the job of the manifest has set aside, and where they are; "": none."""
+        if not manifest.parked:
+            return ""
+        are = "it is" if manifest.parked == 1 else "they are"
+        return (
+            f"{counted(manifest.parked, 'message')} of {manifest.subject} made no row, because the function failed: {are} parked "
+            f"in {self.parked}"
+        )
+
+    def pieces(
+        self, mark: str, earlier: Mapping[str, str] = MappingProxyType({})
+    ) -> list[JobPiece]:
+        """
+        The pieces that are done, by partition and offset.
+
+        Args:
+            mark: of those that are made now.
+            earlier: marks of others that count → their code.
+        """
         done = []
-        for path in self._facts.glob("*.json"):
-            by, piece = msgspec.json.decode(path.read_bytes(), type=tuple[str, JobPiece])
+
+        def take(by: str, piece: JobPiece) -> None:
             if by == mark:
                 done.append(piece)
+            elif by in earlier:
+                done.append(msgspec.structs.replace(piece, code=earlier[by]))
+
+        for path in self._facts.glob("*.json"):
+            take(*msgspec.json.decode(path.read_bytes(), type=tuple[str, JobPiece]))
         for path in self.path.glob("part-*.parquet"):
             facts = (pq.read_schema(path).metadata or {}).get(FACTS)
             if facts is None:
                 continue
             by, piece = msgspec.json.decode(facts, type=tuple[str, JobPiece])
-            if by == mark and piece.file == path.name:
-                done.append(piece)
+            if piece.file == path.name:
+                take(by, piece)
         return sorted(done, key=lambda piece: (piece.partition_id, piece.start))
 
     def rows_of(self, piece: JobPiece) -> pa.Table:

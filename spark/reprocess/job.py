@@ -1,20 +1,34 @@
-"""The function of a job, named `module:function`, and the version of its code."""
+"""The function of a job, named `module:function`, and the version of its code.
+
+jobs.py ─imports─▶ rules.py ─imports─▶ numpy        code: a digest of jobs.py and rules.py
+                                                    numpy is installed: its versions are the user's to keep
+"""
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import inspect
-from collections.abc import Callable
+import site
+import sysconfig
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec, resolve_name
+from pathlib import Path
+from types import ModuleType
 
 import pyarrow as pa
 from pyspark import cloudpickle
 
 from ...protocol.errors import JobFailedError
+from ...protocol.ids import check_name
 
 JobFunction = Callable[[pa.Table], "pa.Table | pa.RecordBatch"]
 DIGEST_CHARS = 16
+MODULES_MAX = 1_000
+_OURS = __name__.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +38,22 @@ class Job:
     name: str
     function: JobFunction
     code: str
-    """module:function@digest of the module's source."""
+    """module:function@digest of what runs, with +VERSION if its user gives one."""
 
 
-def load_job(named: str, *, name: str = "") -> Job:
+def load_job(named: str, *, name: str = "", version: str = "") -> Job:
     """
     The job of a name such as `jobs.clean:run`.
 
     Its module travels to the workers by value: they need what it imports, and not the module itself.
 
+    Args:
+        version: of what no digest sees, as installed packages, files that are read, and modules that are imported by a name
+            which is computed.
+
     Raises:
         JobFailedError: no such module or function.
+        InvalidNameError: the version is no name.
     """
     module_name, _, function_name = named.partition(":")
     try:
@@ -49,5 +68,95 @@ def load_job(named: str, *, name: str = "") -> Job:
         raise JobFailedError(f"{named!r:.200} is no function", job=named[:200])
     if module_name != "__main__":
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
-    digest = hashlib.sha256(source.encode()).hexdigest()[:DIGEST_CHARS]
-    return Job(name or named.replace(":", "."), function, f"{module_name}:{function_name}@{digest}")
+    digest = hashlib.sha256(source.encode())
+    for imported, text in sorted(_imported(module, source).items()):
+        digest.update(f"\0{imported}\0".encode() + text)
+    code = f"{module_name}:{function_name}@{digest.hexdigest()[:DIGEST_CHARS]}"
+    if version:
+        code = f"{code}+{check_name('version', version)}"
+    return Job(name or named.replace(":", "."), function, code)
+
+
+def _imported(module: ModuleType, source: str) -> dict[str, bytes]:
+    """
+    The user's modules that a module imports, directly or not, also within functions: name → source.
+
+    The user's are those that are neither installed, nor Python's, nor ours.
+    """
+    found: dict[str, bytes] = {}
+    is_package = hasattr(module, "__path__")
+    left = [(module.__name__, module.__name__ if is_package else module.__package__ or "", source)]
+    while left and len(found) < MODULES_MAX:
+        name, package, text = left.pop()
+        for imported in _names(name, package, text):
+            if imported in found or imported == module.__name__:
+                continue
+            path = _users_file(imported)
+            if path is None:
+                continue
+            found[imported] = path.read_bytes()
+            inside = imported if path.name == "__init__.py" else imported.rpartition(".")[0]
+            left.append((imported, inside, found[imported].decode(errors="replace")))
+    return found
+
+
+def _names(name: str, package: str, source: str) -> Iterator[str]:
+    """The names of modules that a source imports, and of their packages; some may be names in a module."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    wanted = {name}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            wanted |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            try:
+                base = resolve_name("." * node.level + (node.module or ""), package)
+            except ImportError:
+                continue
+            wanted |= {base, *(f"{base}.{each.name}" for each in node.names)}
+    for each in wanted:
+        parts = each.split(".")
+        yield from (".".join(parts[: end + 1]) for end in range(len(parts)))
+
+
+def _users_file(name: str) -> Path | None:
+    """The file of a module that is a user's; None: it is not, or has no source."""
+    if name.partition(".")[0] in {_OURS, "pyspark", "__main__"}:
+        return None
+    parent = name.rpartition(".")[0]
+    if parent and _users_file(parent) is None and not _is_namespace(parent):
+        return None
+    try:
+        spec = find_spec(name)
+    except (ImportError, AttributeError, ValueError):
+        return None
+    if spec is None or not spec.origin or not spec.has_location:
+        return None
+    path = Path(spec.origin).resolve()
+    if (
+        path.suffix != ".py"
+        or not path.is_file()
+        or any(path.is_relative_to(each) for each in _installed())
+    ):
+        return None
+    return path
+
+
+def _is_namespace(name: str) -> bool:
+    try:
+        spec = find_spec(name)
+    except (ImportError, AttributeError, ValueError):
+        return False
+    return spec is not None and spec.origin is None and spec.submodule_search_locations is not None
+
+
+@cache
+def _installed() -> frozenset[Path]:
+    """The folders of Python's own modules and of installed packages."""
+    paths = [sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return frozenset(
+        Path(each).resolve()
+        for each in (*paths, *site.getsitepackages(), site.getusersitepackages())
+    )

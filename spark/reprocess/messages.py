@@ -7,6 +7,7 @@ The place is what carries consumer groups over to the new messages (`carrying.py
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ def messages_of(rows: pa.Table, *, job: str, piece: JobPiece) -> pa.Table:
     """
     The columns that are stored, with the properties of a replay; a property of the same name gives way.
 
-    Rows without a column `offset`, as of a summary, say the job alone.
+    Rows without a column `offset`, as of a summary, say the job alone: a property that says what a message was made of, which
+    the job has read, is not of its rows.
 
     Raises:
         JobFailedError: a column is no part of a message, or has a wrong type, or the value is missing.
@@ -50,7 +52,7 @@ def messages_of(rows: pa.Table, *, job: str, piece: JobPiece) -> pa.Table:
             offsets = _one(rows.column("offset")).cast(pa.int64()).cast(pa.string())
             sources = pc.binary_join_element_wise(str(piece.partition_id), offsets, "/")
         columns["properties"] = with_properties(
-            columns.get("properties"),
+            _without(columns.get("properties"), (REPLAY, SOURCE)),
             {
                 REPLAY: pa.repeat(pa.scalar(job, pa.string()), rows.num_rows),
                 **({} if sources is None else {SOURCE: sources}),
@@ -59,6 +61,21 @@ def messages_of(rows: pa.Table, *, job: str, piece: JobPiece) -> pa.Table:
     except pa.ArrowException as error:
         raise JobFailedError(f"job {job} at {where}: {error}", **details) from error
     return pa.table(columns)
+
+
+def _without(given: Any, names: Sequence[str]) -> Any:
+    """A map array without the entries of these names.  Raises pa.ArrowException: it has other types."""
+    if given is None:
+        return None
+    own = _with_offsets(given, len(given))
+    stays = pc.invert(pc.is_in(own.keys, pa.array(names))).to_numpy(zero_copy_only=False)
+    if stays.all():
+        return given
+    before = np.concatenate([[0], np.cumsum(stays)]).astype(np.int32)
+    at = pa.array(np.flatnonzero(stays))
+    return pa.MapArray.from_arrays(
+        pa.array(before[own.offsets]), own.keys.take(at), own.values.take(at)
+    )
 
 
 def with_properties(given: Any, more: dict[str, Any]) -> Any:

@@ -56,6 +56,7 @@ def store_rows(hidden: HiddenRows, messages: pa.Table, piece: JobPiece) -> None:
             clock=SystemClock(),
             rng=random.Random(),
             subject_id=hidden.subject_id,
+            of_a_job=True,
         )
 
     run_with_network(work)

@@ -5,7 +5,8 @@
             └──────────────────────┴── run again: what is missing, or nothing ────┘
 
 Invariants
-    The ranges are those of the first run; code, subject and bounds of a later run have to be the same.
+    The ranges are those of the first run; job, subject and target of a later run have to be the same, and the code unless
+    another one is accepted.  Then each piece says under which code it was made.
     A killed job leaves whole pieces only; the same command goes on behind them.
 """
 
@@ -30,6 +31,7 @@ from ...protocol.reprocess.manifest import (
     SourceRange,
     SubjectOutput,
     missing_pieces,
+    with_code,
 )
 from .folder import MANIFEST, PLAN, OutputFolder
 from .holding import Holding
@@ -44,6 +46,10 @@ PIECE_ROWS = 250_000
 PIECE_BYTES = 64 << 20
 """A worker has one piece in memory, with its output."""
 HANDOVER_MS = 3_600_000
+ACCEPT = (
+    "The code is other: its module, one that it imports, or its version.  With --accept-code the pieces that are done stay, "
+    "and the others are made under this code; in a new folder all of them are, and --compare compares the two."
+)
 ROWS_PER_SECOND, BYTES_PER_SECOND = 250_000, 40 << 20
 """Of one task, about, for a job that costs little; a plan estimates its minutes by them."""
 
@@ -81,13 +87,19 @@ class JobPlan:
 
 
 def plan_job(
-    job: Job, options: ReadOptions, folder: OutputFolder, *, output: SubjectOutput | None = None
+    job: Job,
+    options: ReadOptions,
+    folder: OutputFolder,
+    *,
+    output: SubjectOutput | None = None,
+    accept_code: bool = False,
 ) -> JobPlan:
     """
     Fix the ranges, or find them in the folder, and tell what is missing; writes nothing.  Blocks.
 
     Args:
         output: the rows go to this subject; of a job that has begun its target alone counts.  None: to Parquet files.
+        accept_code: pieces that were made under other code stay.
 
     Raises:
         JobChangedError: the folder has the output of another job, other code, another subject or to another place.
@@ -95,7 +107,7 @@ def plan_job(
         DataLossError: retention has removed messages of missing pieces.
         RefusedError, UnreachableError: what planning raises.
     """
-    known = _known(job, options, folder, output)
+    known = _known(job, options, folder, output, accept_code=accept_code)
     if known is not None:
         return _missing_of(known, options, folder)
     return _planned_anew(job, options, folder, output)
@@ -110,7 +122,12 @@ def _planned_anew(
 
 
 def _known(
-    job: Job, options: ReadOptions, folder: OutputFolder, output: SubjectOutput | None
+    job: Job,
+    options: ReadOptions,
+    folder: OutputFolder,
+    output: SubjectOutput | None,
+    *,
+    accept_code: bool,
 ) -> Manifest | None:
     """The manifest or the plan of the folder; None if there is none.  Raises JobChangedError, ManifestError."""
     (subject,) = options.subjects
@@ -119,18 +136,21 @@ def _known(
         return None
     target = output.target if output else ""
     goes_to = known.output.target if known.output else ""
-    asked = (job.name, job.code, subject, target)
-    if asked != (known.job, known.code, known.subject, goes_to):
-        raise JobChangedError(
-            f"{folder.path} has the output of job {known.job}, {known.code}, of subject {known.subject}"
-            f"{_to(goes_to)}; asked for is job {job.name}, {job.code}, of {subject}{_to(target)}",
-            path=str(folder.path),
-        )
-    return known
+    same = (job.name, subject, target) == (known.job, known.subject, goes_to)
+    if same and (accept_code or job.code == known.code):
+        return with_code(known, job.code)
+    error = JobChangedError(
+        f"{folder.path} has the output of job {known.job}, {known.code}, of subject {known.subject}"
+        f"{_to(goes_to)}; asked for is job {job.name}, {job.code}, of {subject}{_to(target)}",
+        path=str(folder.path),
+    )
+    if same:
+        error.hint = ACCEPT
+    raise error
 
 
 def _plan_behind_cut(
-    job: Job, options: ReadOptions, folder: OutputFolder, to: JobTarget
+    job: Job, options: ReadOptions, folder: OutputFolder, to: JobTarget, *, accept_code: bool
 ) -> tuple[JobPlan, ReadOptions, Manifest | None]:
     """
     Cut the source, then plan: all that lies before the cut is sealed, and what is sent meanwhile lies behind the rows.
@@ -138,7 +158,7 @@ def _plan_behind_cut(
     Returns:
         The plan, the options of its partitions, and the manifest if nothing is left to do.
     """
-    known = _known(job, options, folder, to.output())
+    known = _known(job, options, folder, to.output(), accept_code=accept_code)
     done = folder.read(MANIFEST)
     asked = known.output if known and known.output else to.output()
     try:
@@ -171,7 +191,7 @@ def _missing_of(
     folder: OutputFolder,
     planned: list[PlannedRange] | None = None,
 ) -> JobPlan:
-    missing = missing_pieces(manifest, folder.pieces(manifest.mark))
+    missing = missing_pieces(manifest, folder.pieces(manifest.mark, manifest.earlier_marks))
     if planned is None:
         planned = _planned_again(options, missing)
     by_id = {each.partition_id: each for each in planned}
@@ -232,6 +252,8 @@ def run_job(
     *,
     to: JobTarget | None = None,
     handover_ms: int = HANDOVER_MS,
+    accept_code: bool = False,
+    park: bool = False,
     planned: Callable[[JobPlan], None] = lambda _plan: None,
 ) -> Manifest:
     """
@@ -241,6 +263,8 @@ def run_job(
         to: the subject that gets the rows; None: they become Parquet files.  If it is the source, and the rows stay
             hidden, the source is cut first: the rows are to take the place of all that lies before.
         handover_ms: how long messages behind the ranges are held afterwards, for a consumer group to begin there.
+        accept_code: go on with the pieces that are left where those that are done were made under other code.
+        park: set messages aside for which the function fails, as `Manifest.parked` counts; False: the job ends.
         planned: called when the plan is stored.
 
     Raises:
@@ -249,9 +273,10 @@ def run_job(
     if to is not None:
         to = replace(to, filled_by=_filler(job, folder))
     if to is not None and to.cuts(options.subjects[0]):
-        plan, options, done = _plan_behind_cut(job, options, folder, to)
+        plan, options, done = _plan_behind_cut(job, options, folder, to, accept_code=accept_code)
     else:
-        plan = plan_job(job, options, folder, output=to.output() if to else None)
+        output = to.output() if to else None
+        plan = plan_job(job, options, folder, output=output, accept_code=accept_code)
         done = folder.read(MANIFEST)
         if plan.missing or (done is not None and to is not None and not to.is_there(done)):
             done = None
@@ -265,9 +290,13 @@ def run_job(
             folder.write(PLAN, changed(plan.manifest, pieces=()))
             folder.forget(MANIFEST)  # of rows that are gone: they are complete no more
         planned(plan)
-        _run_tasks(spark, job, options, folder, plan, to)
-        pieces = folder.pieces(plan.manifest.mark)
-        manifest = changed(plan.manifest, pieces=tuple(pieces))
+        _run_tasks(spark, job, options, folder, plan, to, park=park)
+        pieces = folder.pieces(plan.manifest.mark, plan.manifest.earlier_marks)
+        earlier = {piece.code for piece in pieces}
+        codes = (
+            tuple(code for code in plan.manifest.earlier_codes or () if code in earlier) or UNSET
+        )
+        manifest = changed(plan.manifest, pieces=tuple(pieces), earlier_codes=codes)
         left = missing_pieces(manifest, manifest.pieces)
         if left:
             raise ManifestError(
@@ -315,11 +344,19 @@ def _run_tasks(
     folder: OutputFolder,
     plan: JobPlan,
     to: JobTarget | None,
+    *,
+    park: bool,
 ) -> None:
     hidden = None if to is None else to.rows(plan.manifest)
     for pieces_of in waves(plan.missing, in_order=to is not None):
         tasks = [
-            JobTask(options=options, pieces=tuple(pieces), folder=str(folder.path), hidden=hidden)
+            JobTask(
+                options=options,
+                pieces=tuple(pieces),
+                folder=str(folder.path),
+                hidden=hidden,
+                park=park,
+            )
             for pieces in pieces_of
         ]
         numbers = spark.range(0, len(tasks), 1, len(tasks))

@@ -3,6 +3,7 @@
 Invariants
     A task reads its pieces in the order of offsets, and the function gets each piece as one table, in order.
     A piece has the same rows whenever it is done again, if the function gives the same rows for the same table.
+    Messages are parked one by one: the function has failed for each of them alone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ from .job import Job, JobFunction
 from .messages import REPLAY, messages_of
 from .rows_stored import HiddenRows, store_rows
 
+PARKED_MAX = 1_000
+"""Of one piece: a function that fails for more is broken itself, and each costs a score of calls."""
+ERROR = "error"
+"""The column of parked messages that says how the function failed."""
+ERROR_CHARS = 1_000
 DONE_SCHEMA = "partition_id long, rows long"
 
 
@@ -37,6 +43,8 @@ class JobTask:
     folder: str
     hidden: HiddenRows | None = None
     """The hidden subject that gets the rows; None: they become Parquet files."""
+    park: bool = False
+    """Messages for which the function fails are set aside, and the others go on; False: the job ends."""
 
 
 def task_runner(
@@ -62,16 +70,16 @@ def run_piece(job: Job, task: JobTask, planned: PlannedRange) -> int:
     Read a piece, call the function and store its rows; returns how many.
 
     Raises:
-        JobFailedError: the function raised, or gave something that is no table.
+        JobFailedError: the function raised, or gave something that is no table; with `park`, it failed for too many.
         KeylaneError: what reading raises.
     """
     read = list(read_task(task.options, [planned]))
-    rows = called(
-        job.name,
-        job.function,
-        pa.Table.from_batches(read, arrow_schema(task.options.columns)),
-        planned,
-    )
+    messages = pa.Table.from_batches(read, arrow_schema(task.options.columns))
+    parked = messages.slice(0, 0)
+    if task.park:
+        rows, parked = made_of_good(job, messages, planned)
+    else:
+        rows = called(job.name, job.function, messages, planned)
     folder = OutputFolder(task.folder)
     piece = JobPiece(
         partition_id=planned.partition_id,
@@ -80,7 +88,9 @@ def run_piece(job: Job, task: JobTask, planned: PlannedRange) -> int:
         rows=rows.num_rows,
         digest=table_digest(rows),
         file="" if task.hidden else piece_file(planned.partition_id, planned.start, planned.end),
+        parked=parked.num_rows,
     )
+    folder.write_parked(piece, parked)
     if task.hidden is not None:
         store_rows(task.hidden, messages_of(rows, job=job.name, piece=piece), piece)
         folder.write_facts(piece, task.hidden.mark)
@@ -89,6 +99,60 @@ def run_piece(job: Job, task: JobTask, planned: PlannedRange) -> int:
     name = pa.repeat(pa.scalar(job.name, pa.string()), rows.num_rows)
     folder.write_piece(piece, marked.append_column(REPLAY, name), job.code)
     return piece.rows
+
+
+def made_of_good(job: Job, messages: pa.Table, planned: PlannedRange) -> tuple[pa.Table, pa.Table]:
+    """
+    The rows of the messages for which the function does not fail, and the other messages, each with its error.
+
+    A table for which it fails is halved, until each message that it fails for is alone.
+
+    Raises:
+        JobFailedError: it gave something that is no table, or tables that do not go together; or fails for too many.
+    """
+    made: list[pa.Table] = []
+    parked: list[pa.Table] = []
+    waits = [messages]
+    while waits:
+        table = waits.pop()
+        try:
+            made.append(called(job.name, job.function, table, planned))
+        except JobFailedError as error:
+            cause, half = error.__cause__, table.num_rows // 2
+            if cause is None:
+                raise
+            if half:
+                waits += [table.slice(half), table.slice(0, half)]
+            elif table.num_rows:
+                if len(parked) == PARKED_MAX:
+                    raise JobFailedError(
+                        f"{error.message}; it fails for over {PARKED_MAX} messages of this piece",
+                        **error.details,
+                    ) from cause
+                text = f"{type(cause).__name__}: {cause}"[:ERROR_CHARS]
+                text = text.encode(errors="replace").decode()
+                parked.append(table.append_column(ERROR, pa.array([text], pa.string())))
+    if not made:
+        made.append(_without_rows(job, messages, planned))
+    try:
+        rows = made[0] if len(made) == 1 else pa.concat_tables(made, promote_options="default")
+    except pa.ArrowException as error:
+        raise JobFailedError(
+            f"job {job.name} at [{planned.start}, {planned.end}) of partition {planned.partition_id} gave tables of several "
+            f"schemas, when bad messages were left out: {error}",
+            job=job.name,
+            partition_id=planned.partition_id,
+            start=planned.start,
+        ) from None
+    return rows, pa.concat_tables(parked) if parked else messages.slice(0, 0)
+
+
+def _without_rows(job: Job, messages: pa.Table, planned: PlannedRange) -> pa.Table:
+    """What the function makes of no message, or a table of its own kind where it fails for that too."""
+    try:
+        return called(job.name, job.function, messages.slice(0, 0), planned)
+    except JobFailedError:
+        return pa.table({"value": pa.array([], pa.binary())})
 
 
 def called(name: str, function: JobFunction, rows: pa.Table, planned: PlannedRange) -> pa.Table:

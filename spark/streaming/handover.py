@@ -1,6 +1,7 @@
 """Where a stream begins that goes on behind a backfill.
 
-    start="manifest:DIR" ─▶ of each partition of the backfill its end, of one that was opened later its first message
+    start="manifest:DIR" ─▶ of each partition of the backfill its end, of one that was opened later its first message,
+                            of one with rows of messages that the backfill has its end
 
 Invariants
     What was stored behind the backfill and is removed before the stream has read it is told as lost.
@@ -14,6 +15,7 @@ from dataclasses import replace
 from ...arrow.selection import ReadBound, ReadOptions
 from ...protocol.errors import ManifestError
 from ...protocol.reprocess.manifest import group_start_of
+from ...protocol.reprocess.replaced import behind_rows
 from ..reprocess.folder import MANIFEST, OutputFolder
 from .batches import LostRange
 from .lineage import View
@@ -37,13 +39,33 @@ def behind_backfill(options: ReadOptions) -> ReadOptions:
     return replace(options, start=replace(options.start, by_partition=ends))
 
 
+def rows_behind(view: View, start: ReadBound) -> dict[int, int]:
+    """
+    Partition of rows → its end, of rows that took the place of messages that the backfill has.
+
+    Raises:
+        ManifestError: a partition has rows of such messages and of others.
+    """
+    if not start.manifest:
+        return {}
+    lineage = view.lineage
+    ends = {number: view.end_of(number) for number in lineage.branches}
+    cursors = {
+        number: end
+        for number, end in start.by_partition.items()
+        if number in ends and isinstance(end, int)
+    }
+    return behind_rows(lineage.replaced, lineage.parents, ends, cursors)
+
+
 def lost_behind(view: View, start: ReadBound) -> Iterator[LostRange]:
     """What is removed with its partition, of what a start asks for by offsets: a backfill's end, or the option itself."""
     named = start.by_partition.keys()
+    replaced = frozenset().union(*view.lineage.replaced.values()) if start.manifest else frozenset()
     for number, branch in view.lineage.branches.items():
         # What was opened after the backfill continues something that the backfill has.
         asked = number in named or (start.manifest and named & view.lineage.ancestors(number))
-        if not branch.gone or not asked:
+        if not branch.gone or not asked or number in replaced:  # its rows are there
             continue
         begin = start.by_partition.get(number, 0)
         # What a time or a group's cursor means there is not known.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 
 from ...protocol.operations import PartitionHistory
+from ...protocol.reprocess.replaced import replaced_by_rows
 from ...protocol.routing import Partition, PartitionState
 
 
@@ -84,15 +85,13 @@ class Lineage:
 
     def _replaced(self, every: Mapping[int, Branch]) -> dict[int, frozenset[int]]:
         """By what partitions continue at once: past one that is not read, a partition continues more than it does at once."""
-        replaced: dict[int, frozenset[int]] = {}
-        for branch in every.values():
-            parents = set(map(int, branch.partition.parents))
-            for parent in parents & self.branches.keys():
-                # No other operation continues a partition by one that is sealed again for the same child.
-                before = parents & set(map(int, every[parent].partition.parents))
-                if before := before & self.branches.keys():
-                    replaced[parent] = frozenset(before)
-        return replaced
+        parents = {number: branch.partition.parents for number, branch in every.items()}
+        read = self.branches.keys()
+        return {
+            rows: before & read
+            for rows, before in replaced_by_rows(parents).items()
+            if rows in read and before & read
+        }
 
     def before(self, partition_id: int) -> frozenset[int]:
         """

@@ -1,9 +1,10 @@
 """The offset of a stream, as Spark writes it to its checkpoint: partition id → next offset, and what waits.  Pure.
 
-    {"keylane": 1, "subjects": {"flights": 7}, "offsets": {"3": 120, "4": 80}, "waiting": {"9": 5}}
+    {"keylane": 2, "subjects": {"flights": 7}, "keys": "", "offsets": {"3": 120, "4": 80}, "waiting": {"9": 5}}
 
-    keylane    version of this form
+    keylane    version of this form; 1: an earlier keylane wrote it, without `keys`
     subjects   subject → its id, which tells it from another subject of the same name
+    keys       of which order keys messages are read: how many, and a digest of them; "": of all
     offsets    partitions that are read: the first offset that is not read
     waiting    partitions that existed when the stream began, and are read from there once their parents are
     initial    true: the start of batch 0, which Spark asks for again when it replays that batch
@@ -14,21 +15,24 @@ one of its children, or of theirs, is in `offsets`.
 
 Invariants
     The same offset is the same text: Spark compares texts.
+    An offset counts messages of all keys, also where some are read: to others it would say that theirs were read.
     The end of batch 0 says where the batch began, so that "latest" means the same when the batch is replayed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+import xxhash
 
 from ...protocol.errors import CheckpointMismatchError
 from ...protocol.ids import MAX_I64
+from ...protocol.text import counted
 
-VERSION = 1
+VERSION, WITHOUT_KEYS = 2, 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,8 @@ class StreamOffset:
     waiting: Mapping[int, int] = field(default_factory=dict)
     initial: bool = False
     origin: StreamOffset | None = None
+    keys: str | None = None
+    """As `keys_text` says; None: an earlier version has not written it, and any keys fit."""
 
     def at(self, partition_id: int) -> int:
         """The next offset of a partition that is not read to its end."""
@@ -49,7 +55,10 @@ class StreamOffset:
 
 def to_json(offset: StreamOffset) -> dict[str, Any]:
     """The offset as Spark takes it: a dict of numbers, texts and flags; fields that say nothing are left out."""
-    form: dict[str, Any] = {"keylane": VERSION, "subjects": dict(sorted(offset.subjects.items()))}
+    version = WITHOUT_KEYS if offset.keys is None else VERSION
+    form: dict[str, Any] = {"keylane": version, "subjects": dict(sorted(offset.subjects.items()))}
+    if offset.keys is not None:
+        form["keys"] = offset.keys
     form |= _places(offset)
     if offset.initial:
         form["initial"] = True
@@ -69,9 +78,9 @@ def from_json(form: object) -> StreamOffset:
         raise CheckpointMismatchError(
             f"the checkpoint is not one of keylane's streams: its offset is {form!r:.200}"
         )
-    if form["keylane"] != VERSION:
+    if form["keylane"] not in (VERSION, WITHOUT_KEYS):
         raise CheckpointMismatchError(
-            f"the checkpoint has offsets of version {form['keylane']!r:.40}, and this keylane reads version {VERSION}"
+            f"the checkpoint has offsets of version {form['keylane']!r:.40}, and this keylane reads versions up to {VERSION}"
         )
     try:
         read = msgspec.convert(dict(form), _Form)
@@ -82,7 +91,28 @@ def from_json(form: object) -> StreamOffset:
     offset = _offset(read, read.subjects)
     if read.origin is not None:
         offset = replace(offset, origin=_offset(read.origin, read.subjects))
-    return replace(offset, initial=read.initial)
+    return replace(offset, initial=read.initial, keys=read.keys)
+
+
+def keys_text(keys: Collection[bytes] | None) -> str:
+    """How an offset names the order keys that are read; None: all."""
+    if keys is None:
+        return ""
+    digest = xxhash.xxh3_64()
+    for key in sorted(keys):
+        digest.update(len(key).to_bytes(4, "little") + key)
+    return f"{counted(len(keys), 'key')}, digest {digest.hexdigest()}"
+
+
+def check_keys(offset: StreamOffset, keys: str) -> None:
+    """Raises CheckpointMismatchError: the offset is of other order keys than these, as `keys_text` names them."""
+    if offset.keys is not None and offset.keys != keys:
+        raise CheckpointMismatchError(
+            f"the checkpoint is of {offset.keys or 'all keys'}, and the stream reads {keys or 'all keys'}: it counts the messages "
+            "of every key as read, so give it the option `keys` of before, or a checkpointLocation of its own",
+            checkpoint_of=offset.keys or "all keys",
+            reads=keys or "all keys",
+        )
 
 
 def check_subjects(offset: StreamOffset, subjects: Mapping[str, int]) -> None:
@@ -124,6 +154,7 @@ class _Form(msgspec.Struct, forbid_unknown_fields=True):
     waiting: dict[str, int] = {}
     initial: bool = False
     origin: _Places | None = None
+    keys: str | None = None
 
 
 def _places(offset: StreamOffset) -> dict[str, Any]:

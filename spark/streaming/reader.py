@@ -27,6 +27,7 @@ from ...protocol.errors import (
     CheckpointMismatchError,
     DataLossError,
     KeylaneError,
+    ManifestError,
     NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
@@ -45,10 +46,10 @@ from .batches import (
     next_offset,
     task_ranges,
 )
-from .handover import lost_behind
+from .handover import lost_behind, rows_behind
 from .limits import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from .lineage import View
-from .offset import StreamOffset, check_subjects, from_json, to_json
+from .offset import StreamOffset, check_keys, check_subjects, from_json, keys_text, to_json
 from .progress import GroupProgress
 from .settings import StreamSettings
 from .watch import Watch
@@ -158,6 +159,7 @@ class _Driver:
         self._settings = settings
         self._runner = asyncio.Runner()
         self._watch = Watch(options)
+        self._keys = keys_text(options.keys)
         self._progress: GroupProgress | None = None
         self._initial: dict[str, Any] | None = None
         self._start_error: KeylaneError | None = None
@@ -196,8 +198,8 @@ class _Driver:
         Where batch 0 begins.
 
         Raises:
-            DataLossError, PartitionUnknownError, OffsetOutOfRangeError: what the options ask for is not there, and a Spark
-                that tells no start has a new batch 0 for it.
+            DataLossError, ManifestError, PartitionUnknownError, OffsetOutOfRangeError: what the options ask for is not
+                there, and a Spark that tells no start has a new batch 0 for it.
         """
         if self._initial is None:
             await self._fix_initial()
@@ -211,9 +213,23 @@ class _Driver:
         begins: dict[int, int] = {}
         try:
             begins = await self._begins(view)
-        except (DataLossError, PartitionUnknownError, OffsetOutOfRangeError) as error:
+        except (
+            DataLossError,
+            ManifestError,
+            PartitionUnknownError,
+            OffsetOutOfRangeError,
+        ) as error:
             self._start_error = error
-        self._initial = to_json(first_offset(view, begins, self._watch.subjects))
+        self._initial = self._written(first_offset(view, begins, self._watch.subjects))
+
+    def _written(self, offset: StreamOffset) -> dict[str, Any]:
+        return to_json(replace(offset, keys=self._keys))
+
+    def _read(self, form: dict[str, Any]) -> StreamOffset:
+        """The offset, which has to be of the keys that are read.  Raises CheckpointMismatchError."""
+        offset = from_json(form)
+        check_keys(offset, self._keys)
+        return offset
 
     async def _begins(self, view: View) -> dict[int, int]:
         """The start that the options ask for, which has to be stored."""
@@ -239,11 +255,11 @@ class _Driver:
                     next_offset=stored.end,
                 )
             begins[number] = max(begin, stored.first)
-        return begins
+        return begins | rows_behind(view, self._options.start)
 
     async def latest(self, start: dict[str, Any], rows_max: int | None) -> dict[str, Any]:
         """The end of the batch that begins at `start`."""
-        offset = from_json(start)
+        offset = self._read(start)
         if offset.initial and self._start_error is not None:
             raise self._start_error
         if self._idle:
@@ -257,11 +273,11 @@ class _Driver:
         end = next_offset(view, offset, ends=ends, rows_max=rows_max)
         done = finished(view, end)
         left = {number: each.end for number, each in view.stored.items() if number not in done}
-        self.stored_ends = to_json(StreamOffset(subjects=self._watch.subjects, offsets=left))
+        self.stored_ends = self._written(StreamOffset(subjects=self._watch.subjects, offsets=left))
         self._idle = end is offset
         if self._progress is not None:
             await self._progress.note(view, offset, idle=self._idle)
-        return start if end is offset else to_json(end)
+        return start if end is offset else self._written(end)
 
     async def everything(self) -> dict[str, Any]:
         """The end of a batch of all that is stored, for a Spark that does not tell where it begins."""
@@ -279,7 +295,7 @@ class _Driver:
                 f"the broker of partition {silent[0]} does not answer, which this version of PySpark cannot pass over",
                 partition_id=silent[0],
             )
-        end = to_json(everything(view, self._watch.subjects, origin))
+        end = self._written(everything(view, self._watch.subjects, origin))
         self._idle = end == self.stored_ends
         self.stored_ends = end
         return end
@@ -361,7 +377,7 @@ class _Driver:
         """The tasks of the batch between two offsets."""
         if start == end:
             return []
-        begin, stop = from_json(start), from_json(end)
+        begin, stop = self._read(start), self._read(end)
         if begin.initial and stop.origin is None and self._start_error is not None:
             raise self._start_error
         view = self._view

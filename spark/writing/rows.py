@@ -26,10 +26,10 @@ import xxhash
 from ...arrow.column_hash import hash_column
 from ...producer.tables.arrow import Column
 from ...protocol.batch import BYTES_PER_MESSAGE, join_columns
-from ...protocol.errors import KeylaneError, RowsInvalidError
+from ...protocol.errors import InvalidRequestError, KeylaneError, RowsInvalidError
 from ...protocol.ids import MAX_I64
 from ...protocol.limits import KEY_BYTES_MAX, LOGICAL_PARTITIONS
-from ...protocol.message import pack_properties
+from ...protocol.message import check_own, pack_properties
 from .packed_properties import packed_maps
 
 BATCH_ROWS = 8_192
@@ -216,12 +216,16 @@ class RowReader:
         salt: says which task of which job this is: its rows without a key go to the same partitions each time.
         message_bytes_max: the subject's limit.
         task: number of the task, for errors.
+        of_a_job: properties of keylane's own are let through.
     """
 
-    def __init__(self, *, salt: bytes, message_bytes_max: int, task: int) -> None:
+    def __init__(
+        self, *, salt: bytes, message_bytes_max: int, task: int, of_a_job: bool = False
+    ) -> None:
         self._salt = salt
         self._limit = message_bytes_max
         self._task = task
+        self._of_a_job = of_a_job
         self.row = 0
         """The number of the next row."""
 
@@ -265,13 +269,14 @@ class RowReader:
         return logical
 
     def _packed(self, properties: Any) -> Column:
-        whole = packed_maps(properties)
+        whole = packed_maps(properties) if self._of_a_job or _is_users(properties) else None
         if whole is not None:
             return Column(whole)
         packed: list[bytes] = []  # row by row, to name the one that is wrong
         for index, entries in enumerate(properties.to_pylist()):
+            given = dict(entries or ())
             try:
-                packed.append(pack_properties(dict(entries)) if entries else b"")
+                packed.append(pack_properties(given, kept=given if self._of_a_job else ()))
             except KeylaneError as error:
                 raise self._wrong("properties", index, error.message) from error
         return Column(pa.array(packed, pa.large_binary()))
@@ -316,6 +321,15 @@ class RowReader:
             row=self.row + index,
             task=self._task,
         )
+
+
+def _is_users(properties: Any) -> bool:
+    """Whether no name is keylane's own; of a slice it may be that of a row that is cut off."""
+    try:
+        check_own(pc.unique(properties.keys).to_pylist())
+    except InvalidRequestError:
+        return False
+    return True
 
 
 def _nulls(array: Any) -> Any:

@@ -29,6 +29,7 @@ async def write_task(
     clock: Clock,
     rng: random.Random,
     subject_id: int = 0,
+    of_a_job: bool = False,
 ) -> TaskReport:
     """
     Write the rows of a task to a subject, and wait until they are stored.
@@ -37,6 +38,7 @@ async def write_task(
         identity: the same for each attempt of the task, and of no other task.
         sent_at_ns: the time of rows that have none.
         subject_id: the subject's id; 0: of the one that has the name when the task begins.
+        of_a_job: the rows are those of `keylane spark reprocess`, which have properties of keylane's own.
 
     Raises:
         RowsInvalidError, RowOrderError, RowsDifferError: the rows cannot be written, or an earlier attempt had others.
@@ -61,7 +63,7 @@ async def write_task(
             if reader is None:
                 limit = (await sender.open()).message_bytes_max
                 salt = "\0".join(map(str, identity)).encode()
-                reader = RowReader(salt=salt, message_bytes_max=limit, task=task)
+                reader = RowReader(salt=salt, message_bytes_max=limit, task=task, of_a_job=of_a_job)
                 columns = guarded_columns(batch.schema.names, options.order)
                 guard = None if columns is None else OrderGuard(columns, task=task)
             first = reader.row

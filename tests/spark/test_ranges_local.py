@@ -91,6 +91,40 @@ def test_values_are_decoded_in_the_worker(spark, filled):
     assert (row.s, row.n, row.c) == (3 * sum(range(300)), 900, 901)
 
 
+FROM_JSON = [
+    ("s STRING", b'{"s":{"k":1}}'),
+    ("s STRING", b'{"s": {"k" : 1.5, "b":[1, {"x":"\\u00e9\\n"}]}}'),
+    ("s STRING", b'{"s":5}'),
+    ("s STRING", b'{"s":[1]}'),
+    ("s STRING", b'{"s":true}'),
+    ("s STRING", b'{"s":"a\nb"}'),
+    ("s STRING", b'{"s":\n"ab"\t}'),
+    ("s ARRAY<STRING>", b'{"s":[1,"x",{"k":1},null,true]}'),
+    ("s TIMESTAMP", b'{"s":"2026-11-20T12:00:00.123456789Z"}'),
+    ("s TIMESTAMP", b'{"s":1700000000}'),
+    ("s INT", b'{"s":1,"s":2}'),
+    ("s DOUBLE", b'{"s":"-INF"}'),
+]
+
+
+def test_values_are_those_of_from_json(spark, shelves):
+    """Maps, numbers, flags and arrays as texts, fine times, a field given twice; a raw control character fits neither."""
+    for place, (_, value) in enumerate(FROM_JSON):
+        shelves.shelf(place + 1).put(Sent(b"k", value))
+    for place, (schema, value) in enumerate(FROM_JSON):
+        reader = spark.read.format("keylane").options(
+            meta=shelves.address,
+            subject="flights",
+            partitions=str(place + 1),
+            jsonSchema=schema,
+            badValues="null",
+        )
+        row = reader.load().selectExpr("value.s found").first()
+        text = f"cast(unhex('{value.hex()}') AS STRING)"
+        wanted = spark.sql(f"SELECT from_json({text}, '{schema}').s wanted").first().wanted
+        assert row.found == wanted, value
+
+
 def test_workers_are_forked_with_keylane_loaded(spark):
     """What the daemon loaded is in the worker before its first task asks, outside of its collections."""
 

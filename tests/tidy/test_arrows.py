@@ -58,6 +58,7 @@ MACHINE = [
     "metaserver/sql/migrate.py",  # where the migrations lie
     "metaserver/sql/open_files.py",  # tries whether a file can be opened
     "spark/reprocess/folder.py",  # the files of a job's output
+    "spark/reprocess/job.py",  # the modules of a job's code
     "consumer/manifest_file.py",  # which a group goes on behind
     "spark/session.py",  # PySpark takes its settings from the environment
 ]
@@ -94,7 +95,7 @@ HOME_OF: dict[str, list[str]] = {
     "typer": ["cli/*"],
     "rich": ["cli/*"],
     **dict.fromkeys(MACHINE_MODULES, MACHINE),
-    "subprocess": ["cli/*"],
+    "subprocess": ["cli/*", "spark/session.py"],  # asks Java for its version
     "multiprocessing": ["cli/*", "sync/process_end.py"],  # its finalizers, at the end of a child
     "signal": ["rpc/program.py", "rpc/stop_signals.py", "cli/*"],
     "socket": [
@@ -109,6 +110,7 @@ HOME_OF: dict[str, list[str]] = {
         *(
             "protocol/scheduled/deliver_at.py",
             "arrow/reading.py",
+            "arrow/json_values.py",
             "protocol/reading/instants.py",
             "consumer/reading/bounds.py",
             "producer/sending.py",

@@ -36,6 +36,7 @@ LAYERS: dict[str, set[str]] = {
         "metaserver/catalogue",
         "metaserver/cluster",
         "metaserver/groups",
+        "metaserver/operations",
         "metaserver/resets",
         "metaserver/sql",
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Annotated
 
 import typer
@@ -10,6 +11,14 @@ from ....protocol.limits import PARTITIONS_MAX
 from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
 
 spark_app = typer.Typer(no_args_is_help=True, help="Work on subjects with Spark.")
+
+
+class OnError(enum.StrEnum):
+    """What becomes of a message for which the function of a job fails."""
+
+    FAIL = "fail"
+    PARK = "park"
+
 
 FolderOption = Annotated[
     str,
@@ -21,6 +30,26 @@ HiddenOption = Annotated[
         metavar="NAME",
         help="With --to SUBJECT: leave the rows in this hidden subject, to be published later. With --to the source itself it "
         "is sealed first and continued, for a cut-over.",
+    ),
+]
+AcceptOption = Annotated[
+    bool,
+    typer.Option(
+        "--accept-code",
+        help="Go on where the code has changed: pieces that are done stay, and say their code in the manifest.",
+    ),
+]
+VersionOption = Annotated[
+    str,
+    typer.Option(
+        metavar="VERSION",
+        help="Of what the code is besides its modules, as packages and files: another one is other code.",
+    ),
+]
+OnErrorOption = Annotated[
+    OnError,
+    typer.Option(
+        help="What becomes of a message for which the function fails: the job ends, or it is parked in the folder.",
     ),
 ]
 PartitionsOption = Annotated[
@@ -72,6 +101,9 @@ def spark_reprocess(
     folder: FolderOption = "",
     hidden: HiddenOption = "",
     partitions: PartitionsOption = 0,
+    accept_code: AcceptOption = False,
+    code_version: VersionOption = "",
+    on_error: OnErrorOption = OnError.FAIL,
     handover_s: Annotated[
         int,
         typer.Option(
@@ -83,11 +115,16 @@ def spark_reprocess(
     meta: MetaOption = META_DEFAULT,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Reprocess a subject by a function; run again, it finishes what is missing or does nothing."""
+    """
+    Reprocess a subject by a function; run again, it finishes what is missing or does nothing.
+
+    The exit status is 0, 1 after an error, 2 if outputs that are compared differ, 3 if messages are parked.
+    """
     from .reprocess import Asked, reprocess
 
     asked = Asked(
         meta=meta, source=source, to=to, job=job, start=start, end=end, name=name, plan=plan,
         compare=compare, handover_ms=handover_s * 1000, folder=folder, hidden=hidden, partitions=partitions,
+        accept_code=accept_code, code_version=code_version, park=on_error is OnError.PARK,
     )  # fmt: skip
     raise typer.Exit(reprocess(output, asked))

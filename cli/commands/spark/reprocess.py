@@ -47,10 +47,13 @@ class Asked:
     folder: str = ""
     hidden: str = ""
     partitions: int = 0
+    accept_code: bool = False
+    code_version: str = ""
+    park: bool = False
 
 
 def reprocess(output: OutputFormat, asked: Asked) -> int:
-    """Do what is asked; returns the exit status: 0, 1 after an error, 2 if outputs that are compared differ."""
+    """Do what is asked; returns the exit status: 0, 1 after an error, 2 if outputs differ, 3 if messages are parked."""
     from ....spark.failure import error_in
 
     try:
@@ -74,7 +77,7 @@ def _reprocess(output: OutputFormat, asked: Asked) -> int:
 
     where, to = _goal(asked)
     sys.path.insert(0, "")  # as for `python -m`: a job beside the user is found
-    job = load_job(asked.job, name=asked.name)
+    job = load_job(asked.job, name=asked.name, version=asked.code_version)
     check_name("job", job.name)
     folder = OutputFolder(where)
     options = parse_options(
@@ -90,12 +93,15 @@ def _reprocess(output: OutputFormat, asked: Asked) -> int:
     if len(options.subjects) != 1:
         raise ConfigError(f"--from is one subject, not {asked.source!r:.80}")
     if asked.plan:
-        _show_plan(output, plan_job(job, options, folder, output=to.output() if to else None))
+        hidden = to.output() if to else None
+        planned = plan_job(job, options, folder, output=hidden, accept_code=asked.accept_code)
+        _show_plan(output, planned)
         return 0
     if asked.compare:
         _check_older(asked.compare)
-    _run(output, asked, job, options, folder, to)
-    return _compare(output, asked, folder) if asked.compare else 0
+    parked = _run(output, asked, job, options, folder, to)
+    differs = _compare(output, asked, folder) if asked.compare else False
+    return 2 if differs else 3 if parked else 0
 
 
 def _check_older(compare: str) -> None:
@@ -201,7 +207,8 @@ def _run(
     options: ReadOptions,
     folder: OutputFolder,
     to: JobTarget | None,
-) -> None:
+) -> int:
+    """Run the job, and show what it has done; returns how many messages are parked."""
     from ....spark.reprocess.run import run_job
     from ....spark.session import local_session
     from ...java import find_java
@@ -209,15 +216,20 @@ def _run(
     spark = local_session(java_home=find_java().path, cores=os.cpu_count() or 1)
     with _bars(folder, shown=output is OutputFormat.TABLE) as begin:
         manifest = run_job(
-            spark, job, options, folder, to=to, handover_ms=asked.handover_ms, planned=begin
-        )
+            spark, job, options, folder, to=to, handover_ms=asked.handover_ms,
+            accept_code=asked.accept_code, park=asked.park, planned=begin,
+        )  # fmt: skip
     if output is OutputFormat.JSON:
         show_json(manifest)
-        return
+        return manifest.parked
     show_line(
         f"{manifest.job}: {manifest.rows_in} messages of {manifest.subject} made {manifest.rows_out} rows in "
         f"{len(manifest.pieces)} pieces, by {manifest.code}"
     )
+    for code, count in Counter(piece.code for piece in manifest.pieces if piece.code).items():
+        show_line(f"{counted(count, 'piece')} of these by {code}")
+    if line := folder.parked_text(manifest):
+        show_line(line)
     if manifest.output and asked.hidden:
         show_line(f"the rows are in {manifest.output.hidden}, hidden")
         if asked.to == asked.source:
@@ -227,6 +239,7 @@ def _run(
     elif manifest.output:
         show_line(f"the rows are published in {asked.to}")
     show_line(f"a group goes on behind them with --start manifest:{folder.path}")
+    return manifest.parked
 
 
 @contextmanager
@@ -271,8 +284,10 @@ def _bars(folder: OutputFolder, *, shown: bool) -> Iterator[Callable[[JobPlan], 
             move()
 
 
-def _compare(output: OutputFormat, asked: Asked, folder: OutputFolder) -> int:
-    from ....spark.reprocess.outputs import compare_outputs
+def _compare(output: OutputFormat, asked: Asked, folder: OutputFolder) -> bool:
+    """Show where two outputs differ; returns whether they do."""
+    from ....spark.reprocess.folder import OutputFolder
+    from ....spark.reprocess.outputs import SUBJECT, compare_outputs, complete
 
     unlike = compare_outputs(asked.meta, asked.compare, folder)
     if output is OutputFormat.JSON:
@@ -296,7 +311,11 @@ def _compare(output: OutputFormat, asked: Asked, folder: OutputFolder) -> int:
         ]
         title = f"{counted(len(unlike), 'key')} with other rows than in {asked.compare}"
         show_table(make_table(title, ("id#", "key", "first offset#", "rows#"), rows))
-    return 2 if unlike else 0
+    older = [] if asked.compare.startswith(SUBJECT) else [OutputFolder(asked.compare)]
+    for each in (*older, folder) if output is OutputFormat.TABLE else ():
+        if line := each.parked_text(complete(each)):
+            show_line(line)
+    return bool(unlike)
 
 
 def _text(key: object) -> str:

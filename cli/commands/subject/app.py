@@ -134,9 +134,11 @@ def subject_publish(
     """Publish a hidden subject: its messages follow those of the subject, at once.  Again changes nothing."""
     from ...screen import run
     from ..deletion import confirm
-    from .publish import publish_subject
+    from .publish import publish_subject, show_parked
 
     if replace:
+        if groups_from:
+            show_parked(groups_from)
         confirm(f"Delete all messages that subject {subject} has now?", yes=yes)
     asked = publish_subject(
         meta, output, hidden, subject, replace=replace, groups_from=groups_from, wait=wait

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from ....protocol.errors import ConfigError
+from contextlib import suppress
+
+from ....protocol.errors import ConfigError, ManifestError
 from ....protocol.operations import OperationState
 from ...connection import open_admin
 from ...options import OutputFormat
 from ...screen import show_json, show_line
+
+
+def show_parked(folder: str) -> None:
+    """Say which messages a cut-over deletes without a row in their place, before it is done; nothing if there are none."""
+    from ....spark.reprocess.folder import MANIFEST, OutputFolder
+
+    output = OutputFolder(folder)
+    manifest = None
+    with suppress(ManifestError):  # the cut-over says so
+        manifest = output.read(MANIFEST)
+    if manifest is not None and (line := output.parked_text(manifest)):
+        show_line(f"{line}; a cut-over deletes them, and no group gets them", errors=True)
 
 
 async def publish_subject(

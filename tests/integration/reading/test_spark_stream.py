@@ -236,6 +236,25 @@ def test_checkpoint_of_another_subject_is_refused(shared_cluster, subject):
         reader.latestOffset(query.start(), ReadAllAvailable())
 
 
+@pytest.mark.parametrize(("before", "now"), [("k1,k2", ""), ("", "k1"), ("k1", "k2")], ids=str)
+def test_checkpoint_of_other_keys_is_refused(shared_cluster, subject, before, now):
+    """Rows of the others were left out for ever; in the order of before keys may come, and an earlier version says none."""
+    with streaming(shared_cluster.meta, subject, **({"keys": before} if before else {})) as reader:
+        query = Query(reader)
+        query.all()
+    checkpoint = query.checkpoint
+    with streaming(shared_cluster.meta, subject, **({"keys": now} if now else {})) as reader:
+        with pytest.raises(CheckpointMismatchError, match="and the stream reads"):
+            reader.latestOffset(query.start(), ReadAllAvailable())
+        with pytest.raises(CheckpointMismatchError, match="and the stream reads"):
+            reader.partitions({**query.start(), "offsets": {}}, query.start())
+        earlier = {name: each for name, each in checkpoint[-1].items() if name != "keys"}
+        Query(reader, [{**earlier, "keylane": 1}]).construct()
+    with streaming(shared_cluster.meta, subject, keys="k2, k1") as reader:
+        if before == "k1,k2":
+            assert not Query(reader, checkpoint).construct()
+
+
 def test_stream_says_that_its_subject_was_deleted_when_it_runs_or_begins_again(
     shared_cluster, subject
 ):

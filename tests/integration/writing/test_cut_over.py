@@ -12,7 +12,12 @@ import pytest
 import keylane.arrow
 from keylane import Admin, Consumer, Message, Producer
 from keylane.cli.commands.subject.cut_over import cut_over, plan_cut_over
-from keylane.protocol.errors import JobFailedError, PublishBehindError, PublishTargetError
+from keylane.protocol.errors import (
+    JobFailedError,
+    ManifestError,
+    PublishBehindError,
+    PublishTargetError,
+)
 from keylane.protocol.ids import Subject
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.spark.options import parse_options
@@ -26,6 +31,7 @@ from keylane.spark.source import KeylaneSource
 from keylane.spark.writing.job import WriteOptions
 from support.cluster import Cluster, eventually
 from support.server_process import run_keylane
+from support.spark.query import Query
 from support.tasks_here import TasksHere
 
 KEYS = 10
@@ -332,6 +338,89 @@ async def test_stream_passes_over_the_rows_of_messages_that_it_had(file_cluster:
     await send(file_cluster, range(30, 35), subject)
     assert (await asyncio.to_thread(tasks, whole))[1] == 5
     assert (await asyncio.to_thread(tasks, None))[1] == 30
+
+
+def to_files(cluster: Cluster, folder: str, subject: str) -> str:
+    """Backfill a subject to files, as a data engineer does long before a cut-over."""
+    columns = "partition,offset,key,value,timestamp,properties"
+    options = parse_options(
+        {"meta": cluster.meta, "subject": subject, "columns": columns}, now_ms=0
+    )
+    job = Job("same", same, "jobs:same@1")
+    runs.run_job(TasksHere(), job, options, OutputFolder(folder))  # type: ignore[arg-type]
+    return f"manifest:{folder}"
+
+
+def streamed(cluster: Cluster, subject: str, start: str) -> list[int]:
+    source = KeylaneSource({"meta": cluster.meta, "subject": subject, "start": start})
+    query = Query(source.streamReader(spark_schema()))
+    try:
+        query.all()
+    finally:
+        query.reader.stop()
+    return sorted(row[3] for row in query.rows)
+
+
+def create_behind(cluster: Cluster, subject: str, group: str, start: str):
+    words = ("create", subject, group, "--start", start, "--meta", cluster.meta)
+    return asyncio.to_thread(run_keylane, "group", *words)
+
+
+async def test_start_behind_a_backfill_gives_nothing_twice_when_rows_replaced_its_messages(
+    file_cluster: Cluster, tmp_path
+):
+    """Of an earlier backfill and of the job whose rows these are; a group, a consumer and a stream get what is new."""
+    subject, folder = "again", str(tmp_path / "rows")
+    await file_cluster.create(subject, partitions=2)
+    await send(file_cluster, range(30), subject)
+    early = await asyncio.to_thread(to_files, file_cluster, str(tmp_path / "files"), subject)
+    await asyncio.to_thread(backfill, file_cluster, folder, "again.new", doubled, subject)
+    await send(file_cluster, range(30, 33), subject)
+    await create_behind(file_cluster, subject, "between", early)
+    published = await publish(file_cluster, "again.new", folder, subject)
+    assert published.returncode == 0, published.stderr
+    for number, start in enumerate((early, f"manifest:{folder}")):
+        group = f"live-{number}"
+        made = await create_behind(file_cluster, subject, group, start)
+        assert made.returncode == 0, made.stderr
+        for each in (group, "between") if number else (group,):
+            values = [
+                int(message.value) for message in await handled(file_cluster, each, 3, subject)
+            ]
+            assert sorted(values) == [30, 31, 32]
+        assert await asyncio.to_thread(streamed, file_cluster, subject, start) == [30, 31, 32]
+    async with Consumer(
+        file_cluster.meta, subject=subject, group="made", start=early, handler=print
+    ) as consumer:
+        del consumer
+        async with Admin(file_cluster.meta) as admin:
+            described = await admin.describe_group(subject, "made")
+    assert sum(each.lag or 0 for each in described.partitions) <= 3
+
+
+async def test_start_behind_a_backfill_is_refused_when_rows_replaced_messages_on_both_sides(
+    file_cluster: Cluster, tmp_path
+):
+    """No offset parts the rows of messages that the backfill has from the others: they would come twice, or never."""
+    subject, folder = "both", str(tmp_path / "rows")
+    await file_cluster.create(subject, partitions=1)
+    await send(file_cluster, range(30), subject)
+    start = await asyncio.to_thread(to_files, file_cluster, str(tmp_path / "files"), subject)
+    await send(file_cluster, range(30, 33), subject)
+    await asyncio.to_thread(backfill, file_cluster, folder, "both.new", same, subject)
+    published = await publish(file_cluster, "both.new", folder, subject)
+    assert published.returncode == 0, published.stderr
+    refused = await create_behind(file_cluster, subject, "live", start)
+    assert refused.returncode == 1
+    assert "messages [30, 33) of partition" in refused.stderr
+    assert "keylane spark reprocess` anew into another folder" in refused.stderr
+    async with Admin(file_cluster.meta) as admin:
+        assert await admin.list_groups(subject) == []
+    with pytest.raises(ManifestError, match=r"messages \[30, 33\) of partition"):
+        await asyncio.to_thread(streamed, file_cluster, subject, start)
+    newer = await asyncio.to_thread(to_files, file_cluster, str(tmp_path / "newer"), subject)
+    assert (await create_behind(file_cluster, subject, "live", newer)).returncode == 0
+    assert await asyncio.to_thread(streamed, file_cluster, subject, newer) == []
 
 
 def rows_of(cluster: Cluster, subject: str) -> list[bytes]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import keylane.arrow
 from keylane import Admin, Producer
+from keylane.cli.commands.spark.reprocess import Asked, reprocess
+from keylane.cli.options import OutputFormat
 from keylane.protocol.errors import (
     HiddenTakenError,
     JobChangedError,
@@ -28,6 +32,7 @@ from keylane.spark.reprocess.job import Job
 from keylane.spark.reprocess.target import JobTarget
 from keylane.spark.writing.job import WriteOptions
 from support.cluster import Cluster, delete_subject
+from support.server_process import run_keylane
 from support.tasks_here import TasksHere
 
 COLUMNS = "partition,offset,key,value,timestamp,properties"
@@ -60,9 +65,9 @@ class SubjectJob:
         write = WriteOptions(meta=(cluster.meta,), subject=target, timeout_ms=20_000, **options)
         self.to = JobTarget(options=write)
 
-    def run(self, function=lambda rows: rows, code: str = "jobs:same@1"):
+    def run(self, function=lambda rows: rows, code: str = "jobs:same@1", **more):
         job = Job("same", function, code)
-        return runs.run_job(TasksHere(), job, self.options, self.folder, to=self.to)  # type: ignore[arg-type]
+        return runs.run_job(TasksHere(), job, self.options, self.folder, to=self.to, **more)  # type: ignore[arg-type]
 
 
 def rows_of(cluster: Cluster, subject: str) -> list[dict]:
@@ -137,6 +142,123 @@ def test_rows_are_published_at_once_and_marked_and_a_repeat_does_nothing(
     assert hidden_subjects(file_cluster, "published") == []
     with pytest.raises(JobChangedError):
         SubjectJob(file_cluster, source, tmp_path, "elsewhere", partitions=2).run()
+
+
+def failing(*numbers: int) -> Callable[[pa.Table], pa.Table]:
+    """Fails for a table that has one of these values."""
+
+    def run(rows: pa.Table) -> pa.Table:
+        for value in rows["value"].to_pylist():
+            if int(value) in numbers:
+                raise ValueError(f"bad {int(value)}")
+        return rows
+
+    return run
+
+
+@pytest.mark.parametrize("kind", ["files", "subject"])
+def test_job_goes_on_after_its_function_was_mended_when_the_code_is_accepted(
+    file_cluster, source, tmp_path, kind
+):
+    """Pieces that are done stay, and the manifest names the code of each; a repeat does nothing."""
+    target = f"mended-{kind}"
+    asyncio.run(file_cluster.create(target, partitions=2))
+    work = SubjectJob(file_cluster, source, tmp_path, target)
+    if kind == "files":
+        work.to = None
+    with pytest.raises(JobFailedError, match=f"bad {COUNT - 1}") as failed:
+        work.run(failing(COUNT - 1))
+    assert "--accept-code" in failed.value.hint
+    with pytest.raises(JobChangedError, match="jobs:same@2") as changed:
+        work.run(code="jobs:same@2")
+    assert "--accept-code" in changed.value.hint
+    manifest = work.run(code="jobs:same@2", accept_code=True)
+    assert (manifest.code, manifest.earlier_codes) == ("jobs:same@2", ("jobs:same@1",))
+    codes = [piece.code for piece in manifest.pieces]
+    assert set(codes) == {"", "jobs:same@1"}
+    assert manifest.rows_out == COUNT
+    if kind == "subject":
+        check_each_once_in_order(rows_of(file_cluster, target), range(COUNT))
+    assert work.run(code="jobs:same@2") == manifest
+    with pytest.raises(JobChangedError) as other:
+        SubjectJob(file_cluster, source, tmp_path, f"{target}-2", partitions=1).run(
+            accept_code=True
+        )
+    assert "--accept-code" not in other.value.hint
+
+
+@pytest.mark.parametrize("kind", ["files", "subject"])
+def test_messages_that_fail_are_parked_in_the_folder_and_the_job_ends(
+    file_cluster, source, tmp_path, kind
+):
+    """With their place and the error; the manifest counts them by piece, and a repeat does nothing."""
+    bad, target = {3, 77, 78, COUNT - 1}, f"parked-{kind}"
+    asyncio.run(file_cluster.create(target, partitions=2))
+    work = SubjectJob(file_cluster, source, tmp_path, target)
+    if kind == "files":
+        work.to = None
+    manifest = work.run(failing(*bad), park=True)
+    assert (manifest.parked, manifest.rows_out) == (4, COUNT - 4)
+    parked = pq.read_table(work.folder.parked).to_pylist()
+    assert {int(row["value"]): row["error"] for row in parked} == {
+        number: f"ValueError: bad {number}" for number in bad
+    }
+    sent = {int(row["value"]): row for row in rows_of(file_cluster, source)}
+    for row in parked:
+        assert {**sent[int(row["value"])], "error": row["error"]} == {
+            **sent[int(row["value"])],
+            **row,
+        }
+    good = [number for number in range(COUNT) if number not in bad]
+    if kind == "subject":
+        rows = [int(row["value"]) for row in rows_of(file_cluster, target)]
+    else:
+        rows = [int(value) for value in pq.read_table(work.folder.path)["value"].to_pylist()]
+    assert sorted(rows) == good
+    assert work.run(failing(*bad), park=True) == manifest
+    assert "4 messages" in work.folder.parked_text(manifest)
+
+
+def test_command_tells_of_parked_messages_in_its_output_its_status_and_the_comparison(
+    file_cluster, source, tmp_path, monkeypatch, capsys
+):
+    """Status 3; a comparison with an output that has their rows is 2, and a cut-over says that they are deleted."""
+    monkeypatch.setattr("keylane.spark.session.local_session", lambda **_: TasksHere())
+    monkeypatch.setattr("keylane.cli.java.find_java", lambda: SimpleNamespace(path=tmp_path))
+    (tmp_path / "command_job.py").write_text(
+        "def same(rows):\n    return rows\n\n\ndef strict(rows):\n"
+        "    assert b'7' not in rows['value'].to_pylist()\n    return rows\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def command(function: str, into: str, to: str = "", **more: object) -> tuple[int, str]:
+        asked = Asked(
+            meta=file_cluster.meta, source=source, to=to or f"parquet:{tmp_path / into}", job=f"command_job:{function}",
+            start="earliest", end="latest", name="", plan=False, handover_ms=0, **{"compare": "", **more},
+        )  # fmt: skip
+        status = reprocess(OutputFormat.TABLE, asked)
+        captured = capsys.readouterr()
+        return status, " ".join((captured.out + captured.err).split())
+
+    status, said = command("strict", "strict")
+    assert (status, "--on-error park" in said) == (1, True)
+    status, said = command("strict", "strict", park=True)
+    assert status == 3
+    assert "1 message of" in said
+    assert "parked in" in said
+    assert command("strict", "strict", park=True)[0] == 3
+    assert command("same", "same")[0] == 0
+    status, said = command("strict", "strict", park=True, compare=str(tmp_path / "same"))
+    assert (status, "1 key with other rows" in said) == (2, True)
+    assert said.count("1 message of") == 2
+    folder = str(tmp_path / "cut")
+    more = {"folder": folder, "hidden": f"{source}.new", "park": True}
+    assert command("strict", "", source, **more)[0] == 3
+    words = ("publish", f"{source}.new", source, "--replace", "--yes", "--groups-from", folder)
+    published = run_keylane("subject", *words, "--meta", file_cluster.meta)
+    assert published.returncode == 0, published.stderr
+    assert "a cut-over deletes them" in " ".join(published.stderr.split())
+    assert len(rows_of(file_cluster, source)) == COUNT - 1
 
 
 def test_killed_job_is_finished_by_a_second_run_with_each_row_once(

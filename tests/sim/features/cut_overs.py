@@ -352,7 +352,9 @@ class CutOvers(Feature):
         try:
             route = await sender.open()
             limit = route.message_bytes_max
-            reader = RowReader(salt=b"%d" % number, message_bytes_max=limit, task=number)
+            reader = RowReader(
+                salt=b"%d" % number, message_bytes_max=limit, task=number, of_a_job=True
+            )
             sources = [[(SOURCE, f"{row.place[0]}/{row.place[1]}")] for row in rows]
             batch = pa.record_batch(
                 {

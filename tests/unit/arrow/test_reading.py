@@ -24,7 +24,7 @@ from keylane.protocol.errors import (
     PartitionUnknownError,
     SubjectUnknownError,
 )
-from support.shelves import Sent, Shelves
+from support.shelves import SENT_AT_NS, Sent, Shelves
 
 
 @pytest.fixture
@@ -77,6 +77,14 @@ def test_reader_has_the_rows_and_columns_asked_for(filled):
     assert reader.read_all()["offset"].to_pylist() == [at for at in range(10, 90) if at % 7 == 2]
 
 
+@pytest.mark.parametrize("start", ["-1h", timedelta(hours=-1), "2023-11-14T22:00:00Z"])
+def test_reader_begins_at_an_instant_as_every_reader_does(filled, monkeypatch, start):
+    """How long ago or a time, as a text or a value: all rows were stored since."""
+    monkeypatch.setattr(reading.SystemClock, "wall_ms", lambda: SENT_AT_NS // 1_000_000 + 60_000)
+    assert keylane.arrow.read(filled.address, "flights", start=start).read_all().num_rows == 201
+    assert keylane.arrow.read(filled.address, "flights", end=start).read_all().num_rows == 0
+
+
 def test_reader_is_made_where_an_event_loop_runs(filled):
     """As in a notebook."""
 
@@ -117,8 +125,12 @@ def test_reader_raises_the_error_of_the_read(filled):
         ({"columns": "key"}, ConfigError, "columns: a list of names is wanted, not 'key'"),
         ({"partitions": 5}, ConfigError, "partitions: a list of partition ids is wanted, not 5"),
         ({"partitions": "4"}, ConfigError, "partitions: a list of partition ids is wanted"),
-        ({"start": "yesterday"}, ConfigError, "start: 'earliest', 'latest', 'group:NAME'"),
-        ({"start": pd.NaT}, ConfigError, "a datetime with a time zone .* not NaT"),
+        (
+            {"start": "yesterday"},
+            ConfigError,
+            "start: 'yesterday' is no time: .* 'earliest', 'latest', 'group:NAME'",
+        ),
+        ({"start": pd.NaT}, ConfigError, "NaT is no instant: give a datetime with a time zone"),
         ({"end": {"3": 1}}, ConfigError, "end: '3' is no partition id"),
         ({"start": {3: 90}, "end": {3: 10}}, OffsetOutOfRangeError, "after the end"),
         ({"end": {3: 500}}, OffsetOutOfRangeError, "offset 500 is not in partition 3"),
@@ -131,6 +143,10 @@ def test_reader_raises_the_error_of_the_read(filled):
         ({"schema": 5}, ConfigError, "schema: NAME TYPE, … or a pyarrow.Schema is wanted, not 5"),
         ({"bad_values": "skip"}, ConfigError, "bad_values"),
         ({"bad_values": None}, ConfigError, "bad_values"),
+        ({"bad_values": "null"}, ConfigError, "goes with a schema"),
+        ({"start": "1h"}, ConfigError, "how long ago"),
+        ({"start": "2024-05-31T12:00:00"}, ConfigError, "no time zone"),
+        ({"end": datetime(2999, 1, 1, tzinfo=UTC)}, ConfigError, "in the future"),
         ({"batch_rows": 0}, ConfigError, "batch_rows"),
         ({"bytes_per_second": 0}, ConfigError, "bytes_per_second"),
         ({"schema": "n WHAT"}, ConfigError, "schema: one of"),
@@ -165,10 +181,11 @@ print(rows, {{"pyspark", "pandas"}} & set(sys.modules))
     assert (done.stdout, done.stderr) == ("201 set()\n", "")
 
 
-def test_start_is_the_millisecond_that_is_given_after_2038():
+def test_start_is_the_millisecond_that_is_given_after_2038(monkeypatch):
     """A quarter of all times meant the millisecond before, and gave messages that were stored in it."""
     begin = datetime(2039, 1, 1, tzinfo=UTC)
     begin_ms = int(begin.timestamp()) * 1_000
+    monkeypatch.setattr(reading.SystemClock, "wall_ms", lambda: begin_ms + 1_000)
     given = [begin + timedelta(milliseconds=ms) for ms in range(1_000)]
     wanted = [StoredAt(begin_ms + ms) for ms in range(1_000)]
     assert [reading._point("start", at) for at in given] == wanted

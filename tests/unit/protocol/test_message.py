@@ -178,3 +178,13 @@ def test_message_is_a_member_of_sets_by_its_place():
     same, later = Message("s", b"k", b"v", 7, 1, 0), Message("s", b"k", b"v", 8, 1, 0)
     assert {first, same, later} == {first, later}
     assert hash(first) == hash(Message("s", b"k", b"v", 7, 1, 0, attempt=2))
+
+
+@pytest.mark.parametrize("name", ["keylane.source", "keylane.", "keylane.later"])
+def test_property_of_a_name_that_is_keylanes_own_is_refused(name):
+    """Cut-overs and comparisons trust these; of a message that is sent on tags and the mark of an edit stay true."""
+    with pytest.raises(InvalidRequestError, match=f"keylane's own: leave out '{name}'"):
+        pack_properties({"a": "b", name: "3/5"})
+    sent_on = {"keylane.tags": "paid", "keylane.edited": "2026-11-28T00:00:00Z", "keylane": "x"}
+    assert unpack_properties(pack_properties(sent_on)) == sent_on
+    assert unpack_properties(pack_properties({name: "3/5"}, kept=[name])) == {name: "3/5"}

@@ -187,6 +187,14 @@ def test_bare_offset_is_refused_with_the_way_to_write_it():
         parsed(start="17")
 
 
+@pytest.mark.parametrize("value", ["fail", "null"])
+def test_bad_values_are_refused_without_a_schema(value):
+    """They say what becomes of values that do not fit it."""
+    with pytest.raises(ConfigError, match="badValues: goes with jsonSchema"):
+        parsed(badValues=value)
+    assert parsed(badValues=value, jsonSchema="n INT").bad_values == value
+
+
 def test_end_before_the_start_is_refused():
     with pytest.raises(ConfigError, match="end: before the start"):
         parsed(start="-1h", end="-2h")

@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from keylane import Admin, Consumer, Message, Producer, Reader
-from keylane.errors import PartitionUnknownError, SubjectDeletedError
+from keylane import (
+    Admin,
+    Consumer,
+    Message,
+    PartitionUnknownError,
+    Producer,
+    Reader,
+    SubjectDeletedError,
+)
+from keylane.protocol.message import pack_properties
 from keylane.protocol.reprocess.sources import SOURCE
 from keylane.testing import VirtualCluster
 
 SUBJECT = "orders"
 QUIET_S = 20
 """Longer than a follower needs to learn of what has changed."""
+
+
+@pytest.fixture(autouse=True)
+def rows_say_their_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a job, whose property a producer refuses from programs."""
+    of_a_job = partial(pack_properties, kept=[SOURCE])
+    monkeypatch.setattr("keylane.producer.sending.pack_properties", of_a_job)
 
 
 class Replacements:

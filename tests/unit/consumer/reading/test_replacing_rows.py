@@ -19,7 +19,7 @@ PUBLISHED = [EXPIRED, past(2, 0, 1024, 1), past(3, 0, 1024, 1, 2, state=OPEN)]
 
 
 def row(partition_id: int, source: str = "") -> Message:
-    properties = pack_properties({SOURCE: source} if source else {})
+    properties = pack_properties({SOURCE: source} if source else {}, kept=[SOURCE])
     return Message("s", b"k", b"v", 0, partition_id, 0, packed_properties=properties)
 
 

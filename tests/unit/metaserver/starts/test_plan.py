@@ -10,11 +10,13 @@ from keylane.metaserver.resets.cursors import PartitionOffsets
 from keylane.metaserver.starts.plan import check_start, start_cursors
 from keylane.protocol.errors import (
     InvalidRequestError,
+    ManifestError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
 )
 from keylane.protocol.groups import GroupStart, StartAt
 from keylane.protocol.ids import PartitionId
+from keylane.protocol.operations import PartitionHistory
 from keylane.protocol.routing import Partition, PartitionState
 
 LATEST = GroupStart(at=StartAt.LATEST)
@@ -91,6 +93,30 @@ def test_start_behind_a_backfill_goes_on_at_its_ends():
     assert start_cursors(behind(p1=40), parts, static=False) == {1: 40, 2: 0}
     assert start_cursors(behind(p1=100), parts, static=False) == {1: 100, 2: 0}
     assert start_cursors(behind(p1=100, p2=7), parts, static=True) == {1: 100, 2: 7}
+
+
+def test_start_behind_a_backfill_passes_rows_of_what_the_backfill_has():
+    """1 was cut, 2 has the rows, 3 is behind both; a backfill that ended before the cut has some of them."""
+    rows, behind_cut = offsets(2, parents=(1,)), offsets(3, parents=(1, 2), end=30)
+    parts = [replace(each, first_offset=0) for each in (rows, behind_cut)]
+    history = [
+        PartitionHistory(partition=offsets(1).partition, end_offset=100),
+        PartitionHistory(partition=rows.partition, end_offset=100),
+        PartitionHistory(partition=behind_cut.partition),
+    ]
+    more = {"static": False, "expired": {1: 100}, "history": history}
+    assert start_cursors(behind(p1=100), parts, **more) == {2: 100, 3: 0}
+    assert start_cursors(behind(p1=0), parts, **more) == {}
+    with pytest.raises(ManifestError):
+        start_cursors(behind(p1=50), parts, **more)
+
+
+def test_start_behind_a_backfill_is_refused_when_a_later_partition_has_expired():
+    """Its messages were never read, and it is in no list of partitions any more."""
+    with pytest.raises(OffsetOutOfRangeError, match="partition 2 has expired"):
+        start_cursors(
+            behind(p1=100), [first(3, parents=(2,))], static=False, expired={1: 100, 2: 7}
+        )
 
 
 def test_start_behind_a_backfill_leaves_out_what_expired_when_it_was_read_to_its_end():

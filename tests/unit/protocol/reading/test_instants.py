@@ -15,7 +15,6 @@ from keylane.protocol.reading.instants import (
     check_unit,
     group_start,
     instant_ms,
-    read_instant,
     since_1970_ms,
 )
 
@@ -34,7 +33,7 @@ def test_text_says_how_long_ago(text, ms):
 @pytest.mark.parametrize("text", ["1h", "-1", "-h", "-1.5h", "-1y", " -1h", "yesterday", "-1h30m"])
 def test_other_text_is_refused_with_an_example(text):
     assert ago_ms(text) is None
-    with pytest.raises(InvalidRequestError, match="'-1h'"):
+    with pytest.raises(InvalidRequestError, match="-1h"):
         instant_ms(text, now_ms=NOW_MS)
 
 
@@ -72,6 +71,7 @@ def test_instant_of_a_clock_that_is_ahead_a_little_is_now():
         ("earliest", GroupStart()),
         ("latest", GroupStart(at=StartAt.LATEST)),
         ("-1h", GroupStart(at=StartAt.TIME, at_ms=NOW_MS - 3_600_000)),
+        ("2023-11-14T12:00:00Z", GroupStart(at=StartAt.TIME, at_ms=1_699_963_200_000)),
         (timedelta(seconds=-1), GroupStart(at=StartAt.TIME, at_ms=NOW_MS - 1_000)),
     ],
 )
@@ -89,9 +89,9 @@ def test_other_start_of_a_group_is_refused(given):
 
 def test_text_is_an_instant_when_it_says_how_long_ago_or_names_its_zone():
     now_ms = 1_800_000_000_000
-    assert read_instant("-1h", now_ms=now_ms) == now_ms - 3_600_000
-    assert read_instant("2024-05-31T12:00:00Z", now_ms=now_ms) == 1_717_156_800_000
-    assert read_instant("2024-05-31 14:00:00.5+02:00", now_ms=now_ms) == 1_717_156_800_500
+    assert instant_ms("-1h", now_ms=now_ms) == now_ms - 3_600_000
+    assert instant_ms("2024-05-31T12:00:00Z", now_ms=now_ms) == 1_717_156_800_000
+    assert instant_ms("2024-05-31 14:00:00.5+02:00", now_ms=now_ms) == 1_717_156_800_500
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_text_is_an_instant_when_it_says_how_long_ago_or_names_its_zone():
 )
 def test_text_is_refused_when_it_is_no_instant_that_has_passed(text):
     with pytest.raises(InvalidRequestError):
-        read_instant(text, now_ms=1_800_000_000_000)
+        instant_ms(text, now_ms=1_800_000_000_000)
 
 
 @pytest.mark.parametrize("year", [1, 1969, 1970, 2039, 9999])

@@ -15,7 +15,15 @@ from keylane.protocol.reprocess.sources import SOURCE, source_of
 def test_row_says_its_source_when_the_property_is_a_place(text, source):
     assert (
         source_of(
-            Message("s", b"k", b"v", 0, 1, 0, packed_properties=pack_properties({SOURCE: text}))
+            Message(
+                "s",
+                b"k",
+                b"v",
+                0,
+                1,
+                0,
+                packed_properties=pack_properties({SOURCE: text}, kept=[SOURCE]),
+            )
         )
         == source
     )

@@ -51,6 +51,30 @@ def test_message_says_its_job_and_what_it_was_made_of():
     assert messages_of(rows.slice(0, 0), job="clean", piece=PIECE).num_rows == 0
 
 
+@pytest.mark.parametrize("names", [["value", "properties", "offset"], ["value", "properties"]])
+def test_row_made_of_rows_says_its_own_job_and_source(names):
+    """What the message that was read says of itself is not true of its row, also of a function that leaves out the offset."""
+    of_message = [
+        ("a", "b"),
+        ("keylane.source", "1/7"),
+        ("replay", "earlier"),
+        ("keylane.tags", "x"),
+    ]
+    rows = pa.table(
+        {
+            "offset": [10, 11, 12],
+            "value": [b"v"] * 3,
+            "properties": pa.array([None, of_message, [("c", "d")]], PROPERTIES),
+        }
+    )
+    made = messages_of(rows.select(names), job="clean", piece=PIECE)["properties"].to_pylist()
+    sources = [[("keylane.source", f"3/{at}")] if "offset" in names else [] for at in (10, 11, 12)]
+    kept = [[], [("a", "b"), ("keylane.tags", "x")], [("c", "d")]]
+    assert made == [
+        [*own, ("replay", "clean"), *source] for own, source in zip(kept, sources, strict=True)
+    ]
+
+
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
 def test_texts_are_stored_as_they_are_whatever_their_layout_is(kind):
     """As of Polars and pandas, whose texts have other buffers; values of a dictionary, too."""

@@ -9,7 +9,14 @@ from dataclasses import replace
 import pytest
 
 from keylane.protocol.errors import CheckpointMismatchError
-from keylane.spark.streaming.offset import StreamOffset, check_subjects, from_json, to_json
+from keylane.spark.streaming.offset import (
+    StreamOffset,
+    check_keys,
+    check_subjects,
+    from_json,
+    keys_text,
+    to_json,
+)
 
 ORIGIN = StreamOffset(subjects={"flights": 7, "airports": 0}, offsets={3: 100, 12: 4})
 OFFSET = StreamOffset(
@@ -24,6 +31,11 @@ GOLDEN = {
     ),
     '{"keylane": 1, "subjects": {"airports": 0, "flights": 7}, "offsets": {"3": 120, "12": 80}, "waiting": {"9": 5}, '
     '"origin": {"offsets": {"3": 100, "12": 4}}}': replace(OFFSET, origin=ORIGIN),
+    '{"keylane": 2, "subjects": {"airports": 0, "flights": 7}, "keys": "", "offsets": {"3": 100, "12": 4}}': (
+        replace(ORIGIN, keys="")
+    ),
+    '{"keylane": 2, "subjects": {"airports": 0, "flights": 7}, "keys": "2 keys, digest 178968c0798615fd", '
+    '"offsets": {"3": 100, "12": 4}}': replace(ORIGIN, keys=keys_text({b"k1", b"k2"})),
 }
 """These texts are in checkpoints: a version that writes or reads others needs another number in `keylane`."""
 
@@ -41,7 +53,7 @@ def test_offset_is_the_golden_text_in_both_directions(text):
         ({}, "not one of keylane's streams"),
         (None, "not one of keylane's streams"),
         ({"flights": {"0": 23}}, "not one of keylane's streams"),
-        ({"keylane": 2, "subjects": {}, "offsets": {}}, "offsets of version 2"),
+        ({"keylane": 3, "subjects": {}, "offsets": {}}, "offsets of version 3"),
         ({"keylane": 1, "offsets": {}}, "damaged"),
         ({"keylane": 1, "subjects": {"a": 1}, "offsets": {"3": "4"}}, "damaged"),
         ({"keylane": 1, "subjects": {"a": 1}, "offsets": {"x": 4}}, "damaged"),
@@ -74,3 +86,15 @@ def test_offset_is_of_its_subjects_where_an_id_is_not_known():
     """An old metaserver says no ids."""
     check_subjects(OFFSET, {"flights": 7, "airports": 3})
     check_subjects(OFFSET, {"flights": 0, "airports": 0})
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [({b"k1", b"k2"}, None), (None, {b"k1"}), ({b"k1"}, {b"k2"}), ({b"a", b"b"}, {b"ab"})],
+)
+def test_offset_of_other_keys_is_refused(before, now):
+    """It counts messages of every key as read: those of the others would be left out for ever."""
+    with pytest.raises(CheckpointMismatchError, match=r"the checkpoint is of .+ stream reads"):
+        check_keys(replace(OFFSET, keys=keys_text(before)), keys_text(now))
+    check_keys(replace(OFFSET, keys=keys_text(before)), keys_text(before))
+    check_keys(OFFSET, keys_text(now))  # an earlier version has not written them

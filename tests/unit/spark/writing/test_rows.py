@@ -192,6 +192,10 @@ def maps(*rows: list[tuple[str, str | None]]) -> pa.Array:
         ("properties", {"value": [b"a", b"b"], "properties": maps([("n", "1")], [("n", None)])}),
         ("properties", {"value": [b"a", b"b"], "properties": maps([], [("n", "x" * 70_000)])}),
         (
+            "properties",
+            {"value": [b"a", b"b"], "properties": maps([("n", "1")], [("keylane.source", "3/1")])},
+        ),
+        (
             "timestamp",
             {"value": [b"a", b"b"], "timestamp": pa.array([1, None], pa.timestamp("us"))},
         ),
@@ -205,3 +209,12 @@ def test_row_that_cannot_be_sent_is_named(column: str, table: dict):
     with pytest.raises(RowsInvalidError) as caught:
         reader().read(pa.record_batch(table))
     assert (caught.value.column, caught.value.row, caught.value.task) == (column, 1, 3)
+
+
+def test_properties_of_keylane_are_taken_from_a_job():
+    """Rows of a job say what they were made of, and those of a user may be sent on with their tags."""
+    made = maps([("keylane.source", "3/1")], [("keylane.tags", "paid")])
+    table = pa.record_batch({"value": [b"a", b"b"], "properties": made})
+    job = RowReader(salt=b"job", message_bytes_max=1 << 20, task=3, of_a_job=True)
+    assert len(job.read(table)) == 2
+    assert len(reader().read(table.slice(1, 1))) == 1

@@ -1,0 +1,101 @@
+"""Partitions of rows that took the place of messages, and those that a backfill makes needless.  Pure.
+
+P open ─▶ cut: P sealed, C open behind P ─▶ rows made of P, hidden in H ─▶ published: P expired, H between P and C
+
+backfill of P up to its end      ─▶ all rows of H are made of messages that it has: live reading goes on behind them
+backfill of P up to the middle   ─▶ H has rows of both kinds, in any order: no offset parts them
+backfill without a message of P  ─▶ H is read from its first row
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from ..errors import ManifestError
+
+AGAIN = (
+    "Run `keylane spark reprocess` anew into another folder, and begin behind that one; or begin at earliest, which gives the "
+    "rows of everything."
+)
+
+
+def replaced_by_rows(parents: Mapping[int, Collection[int]]) -> dict[int, frozenset[int]]:
+    """
+    Partition of rows → the partitions whose messages these rows took the place of.
+
+    A partition of rows is the only kind of parent that continues another parent of the same child: no other operation seals
+    a partition twice.
+
+    Args:
+        parents: partition id → the partitions that it continues at once.
+    """
+    replaced: dict[int, frozenset[int]] = {}
+    for before in parents.values():
+        for parent in before if len(before) > 1 else ():
+            both = frozenset(map(int, before)) & frozenset(map(int, parents.get(parent, ())))
+            if both:
+                replaced[int(parent)] = replaced.get(int(parent), frozenset()) | both
+    return replaced
+
+
+def behind_rows(
+    replaced: Mapping[int, Collection[int]],
+    parents: Mapping[int, Collection[int]],
+    ends: Mapping[int, int | None],
+    cursors: Mapping[int, int],
+) -> dict[int, int]:
+    """
+    Partition of rows → its end, of rows that were all made of messages that a backfill has.
+
+    Args:
+        replaced: as `replaced_by_rows` gives it.
+        parents: partition id → the partitions that it continues.
+        ends: partition id → where it ends; None: it is open, or its end is not known.
+        cursors: partition id → where the backfill ended, of each partition that had data then.
+
+    Raises:
+        ManifestError: a partition has rows both of messages that the backfill has and of others.
+    """
+    older = {each for number in cursors for each in _ancestors(number, parents)}
+    """What a partition of the backfill continues lies before the backfill, which may have begun behind it."""
+    behind: dict[int, int] = {}
+    for rows in sorted(replaced.keys() - cursors.keys()):
+        made_of = _ancestors(rows, parents)
+        new, had = [], False
+        for number in sorted(made_of):
+            end = ends.get(number)
+            if number in cursors:
+                had = had or cursors[number] > 0
+                if end is None or cursors[number] < end:
+                    new.append(number)
+            elif number in behind or number in older:
+                had = True
+            elif end != 0:
+                new.append(number)
+        if not new:
+            behind[rows] = ends.get(rows) or 0
+        elif had:
+            raise _of_both(rows, new[0], cursors, ends)
+    return behind
+
+
+def _of_both(
+    rows: int, number: int, cursors: Mapping[int, int], ends: Mapping[int, int | None]
+) -> ManifestError:
+    error = ManifestError(
+        f"messages [{cursors.get(number, 0)}, {ends.get(number)}) of partition {number}, behind the backfill, were replaced: "
+        f"partition {rows} has their rows among rows of messages that the backfill has",
+        partition_id=rows,
+    )
+    error.hint = AGAIN
+    return error
+
+
+def _ancestors(number: int, parents: Mapping[int, Collection[int]]) -> set[int]:
+    found: set[int] = set()
+    left = [number]
+    while left:
+        new = set(map(int, parents.get(left.pop(), ()))) - found
+        found |= new
+        left.extend(new)
+    return found
