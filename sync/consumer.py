@@ -261,7 +261,8 @@ class SyncConsumer(Uncopied, Generic[V]):
             OtherLoopError: called by a filter of this consumer; it stays open.
         """
         if self._thread.state != "open":
-            self._at_end.off()  # its event loop may have ended by itself: what is kept for the end would stay for good
+            self._thread.stop()  # it may be closing, or its event loop may have ended by itself
+            self._at_end.off()
             return
         self._thread.check_caller()
         try:

@@ -184,7 +184,8 @@ class SyncProducer(Uncopied, Generic[V]):
         """
         refuse_call(flag_problems(flush=flush))
         if self._thread.state != "open":
-            self._at_end.off()  # its event loop may have ended by itself: what is kept for the end would stay for good
+            self._thread.stop()  # it may be closing, or its event loop may have ended by itself
+            self._at_end.off()
             return
         self._thread.check_caller()
         try:

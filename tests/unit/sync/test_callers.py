@@ -82,6 +82,7 @@ def test_client_is_closed_when_a_callback_of_its_loop_ends_the_program(
     with caplog.at_level(logging.ERROR), pytest.raises(ClosedError):
         client.thread.run(exit_soon)
     assert client.closed.wait(10)
+    client.thread.stop()
     assert "the client is closed: a callback on its event loop ended" in caplog.text
     with pytest.raises(ClosedError):
         client.thread.run(number)
