@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
-from ..protocol.address import addresses_of
+from ..protocol.address import addresses_of, check_real
 from ..protocol.codecs.by_subject import checked_codecs, encode_for
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import Fate, InvalidRequestError
@@ -117,8 +117,12 @@ class Outbox(Resident, Generic[V]):
         Raises:
             OutboxMissingError, OutboxOlderError, OutboxNewerError: the tables cannot be used.
             StorageError: the database does not answer.
+            StoryError: the metaserver is that of a virtual cluster, and no story runs here.
             AlreadyOpenError, ForkedError
         """
+        if self._environment.network is None:
+            for address in self._addresses:
+                check_real(address)
         network = self._connections.open()
         try:
             await self._database.run(self._tables.check)
