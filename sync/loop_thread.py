@@ -165,13 +165,12 @@ class _Life:
 
     def wait_end(self) -> None:
         """Wait until the thread has ended; in a forked child it has."""
-        if self.thread.is_alive():
-            self.wait(_Gate())
-            if (
-                not self._is_joined
-            ):  # a signal handler does not wait for the `join` that it interrupts
-                self._is_joined = True
-                self.thread.join()
+        if os.getpid() != self._process_id:
+            return
+        self.wait(_Gate())
+        if not self._is_joined:  # a signal handler waits for no `join` that it interrupts
+            self._is_joined = True
+            self.thread.join()
 
 
 class LoopThread:

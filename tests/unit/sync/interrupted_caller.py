@@ -103,7 +103,7 @@ def signals() -> None:
 
 
 loop_logs.SETTLE_S = 0.001  # a caller that is interrupted in a handler holds its lock
-faulthandler.dump_traceback_later(170, exit=True)
+faulthandler.dump_traceback_later(120, exit=True)
 logging.getLogger().addHandler(Handler())
 logging.getLogger().setLevel(logging.INFO)
 opcodes = "opcodes" in sys.argv

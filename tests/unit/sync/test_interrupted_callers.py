@@ -23,7 +23,7 @@ def test_call_in_a_signal_handler_returns_when_it_interrupts_another(way: str, s
     """The interrupted call held a lock that the event loop waited for, or was waited for itself."""
     done = subprocess.run(
         [sys.executable, str(PROGRAM), way],
-        capture_output=True, text=True, timeout=180, check=False,
+        capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
