@@ -9,7 +9,7 @@ from functools import partial
 
 from ..protocol.errors import KeylaneError
 from ..rpc.operating.reloading import Reloading
-from ..rpc.program import run_program, say_ready
+from ..rpc.program import run_program, say_ready, say_stop
 from .app import RunningBroker, run_broker
 from .settings import RELOADED, SOURCES, BrokerSettings
 
@@ -45,6 +45,7 @@ def main(arguments: list[str] | None = None, *, prog: str = "keylane.broker") ->
         log_format=settings.log_format,
         log_fields={"program": "broker", "broker_group": settings.group},
         on_reload=Reloading(settings, read, RELOADED, adopt).reload,
+        on_stop=partial(say_stop, "broker"),
     )
 
 

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Never, Self, TypeVar
 
 from ..protocol.address import addresses_of
 from ..protocol.codecs.codec import Codec, V, check_codec
@@ -16,6 +16,7 @@ from ..protocol.errors import ClosedError, HandlerTypeError, InvalidRequestError
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.reading.instants import GroupBegin, group_start
 from ..protocol.routing import ConsumeStrategy
+from ..protocol.settings import refuse_others
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up, to_the_end
 from ..rpc.environment import Environment, environment_of
@@ -34,7 +35,15 @@ from .manifest_file import begin_of
 from .membership import Membership
 from .owned import Owned
 from .rebalance import PartitionsCallback, Rebalance, check_callbacks
-from .settings import AckMode, ConsumerSettings, FailurePolicy, FullPolicy, given_of, settings_with
+from .settings import (
+    OTHER_WORDS,
+    AckMode,
+    ConsumerSettings,
+    FailurePolicy,
+    FullPolicy,
+    given_of,
+    settings_with,
+)
 from .several import several_if
 from .taking import Taking
 
@@ -154,14 +163,17 @@ class Consumer(Owned, Taking[V], Resident):
         token: str | None = None,
         _environment: Environment | None = None,
         _alone: AloneTurn | None = None,
+        **others: Never,
     ) -> None:
         """
         Make a consumer, of the arguments that the class lists; `async with` or `run` opens it.
 
         Raises:
+            TypeError: an argument that the class does not list; it says what to give in its place.
             ConfigError, InvalidNameError: an argument that cannot work.
             HandlerTypeError: the handler is a generator function, a class, or not for one message; also a TypeError.
         """
+        refuse_others("Consumer", others, ConsumerSettings, OTHER_WORDS)
         self._calls = Calls(handler, batch_handler, threads)
         check_callbacks(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
         self._callbacks = on_assigned, on_revoked, on_lost

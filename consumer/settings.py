@@ -230,3 +230,19 @@ def settings_with(settings: ConsumerSettings | None, **given: Any) -> ConsumerSe
     changed = replace(settings, **given_of(**given))
     tries_max = given.get("tries_max")
     return changed if tries_max is None else replace(changed, retry_tries_max=tries_max)
+
+
+OTHER_WORDS = {
+    "topic": "give subject=",
+    "topics": "give subject=, or leave it out and add functions with @consumer.on(subject, group=...)",
+    "queue": "give subject=",
+    "group_id": "give group=",
+    "consumer_group": "give group=",
+    "bootstrap_servers": "give the addresses of metaservers as the first argument",
+    "servers": "give the addresses of metaservers as the first argument",
+    "callback": "give handler=",
+    "on_message": "give handler=",
+    "auto_offset_reset": "give start=",
+    "value_deserializer": "give codec=",
+}
+"""Names that arguments of consumers have elsewhere, and those to give here."""

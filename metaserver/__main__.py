@@ -10,7 +10,7 @@ from functools import partial
 
 from ..protocol.errors import KeylaneError
 from ..rpc.operating.reloading import Reloading
-from ..rpc.program import run_program, say_ready
+from ..rpc.program import run_program, say_ready, say_stop
 from .running import RunningMetaserver, running_metaserver
 from .settings import RELOADED, SOURCES, MetaserverSettings, warning_about_flags
 
@@ -48,6 +48,7 @@ def main(arguments: list[str] | None = None, *, prog: str = "keylane.metaserver"
         log_format=settings.log_format,
         log_fields={"program": "metaserver"},
         on_reload=Reloading(settings, read, RELOADED, adopt).reload,
+        on_stop=partial(say_stop, "metaserver"),
     )
 
 

@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
-from ..protocol.address import addresses_of
+from ..protocol.address import addresses_of, check_real
 from ..protocol.codecs.by_subject import checked_codecs, encode_for
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import Fate, InvalidRequestError
@@ -28,6 +28,7 @@ from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import Environment, environment_of
 from ..rpc.home import Resident
+from ..user_database.autocommit import check_transaction
 from ..user_database.transactions import EngineOrUrl
 from .commits import CommitWatch
 from .database import OutboxDatabase, Transactions
@@ -116,8 +117,12 @@ class Outbox(Resident, Generic[V]):
         Raises:
             OutboxMissingError, OutboxOlderError, OutboxNewerError: the tables cannot be used.
             StorageError: the database does not answer.
+            StoryError: the metaserver is that of a virtual cluster, and no story runs here.
             AlreadyOpenError, ForkedError
         """
+        if self._environment.network is None:
+            for address in self._addresses:
+                check_real(address)
         network = self._connections.open()
         try:
             await self._database.run(self._tables.check)
@@ -245,6 +250,7 @@ class Outbox(Resident, Generic[V]):
         Raises:
             MessageTooLargeError, InvalidRequestError, InvalidNameError, CodecError: at the call, also if it is not
                 awaited; nothing was added.
+            InvalidRequestError: the connection has AUTOCOMMIT, so that no rollback would take the row back.
             OutboxMissingError: the tables do not exist; what the database does to the transaction is its own.
             SQLAlchemyError: as the database raised it.
         """
@@ -253,16 +259,7 @@ class Outbox(Resident, Generic[V]):
                 f"add takes an AsyncSession or an AsyncConnection, not a {type(target).__name__}; "
                 "add_sync takes a Session or a Connection"
             )
-        return self._add(target, self._row(subject, value, key, properties, tags))
-
-    async def _add(self, target: AsyncSession | AsyncConnection, row: dict[str, Any]) -> int:
-        try:
-            result: Any = await target.execute(self._insert, row)
-        except SQLAlchemyError as error:
-            raise self._tables.missing_error(error) or error from error
-        sync = target.sync_session if isinstance(target, AsyncSession) else target.sync_connection
-        assert sync is not None
-        return self._added(sync, result)
+        return target.run_sync(self._add, self._row(subject, value, key, properties, tags))
 
     def add_sync(
         self,
@@ -279,12 +276,20 @@ class Outbox(Resident, Generic[V]):
             raise InvalidRequestError(
                 f"add_sync takes a Session or a Connection, not a {type(target).__name__}"
             )
-        row = self._row(subject, value, key, properties, tags)
+        return self._add(target, self._row(subject, value, key, properties, tags))
+
+    def _add(self, target: Session | Connection, row: dict[str, Any]) -> int:
         try:
-            result: Any = target.execute(self._insert, row)
+            if isinstance(target, Connection):
+                check_transaction(target)
+            else:
+                check_transaction(target.connection({"clause": self._insert}))
+            result = target.execute(self._insert, row)
         except SQLAlchemyError as error:
             raise self._tables.missing_error(error) or error from error
-        return self._added(target, result)
+        if self._commits is not None and self._connections.home.here:
+            self._commits.note(target)
+        return _row_id(result)
 
     async def send(
         self,
@@ -347,11 +352,6 @@ class Outbox(Resident, Generic[V]):
             "properties": packed,
             "added_at_ns": self._environment.clock.wall_ns(),
         }
-
-    def _added(self, target: Session | Connection, result: Any) -> int:
-        if self._commits is not None and self._connections.home.here:
-            self._commits.note(target)
-        return _row_id(result)
 
 
 def _row_id(result: Any) -> int:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from types import TracebackType
-from typing import Any, Generic, Self
+from typing import Any, Generic, Never, Self
 
 from ..protocol.address import addresses_of
 from ..protocol.codecs.codec import Codec, V
@@ -24,7 +24,7 @@ from ..protocol.errors import (
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import TableReceipt
 from ..protocol.routing import OrderStrategy
-from ..protocol.settings import flag_problems, refuse_call
+from ..protocol.settings import flag_problems, refuse_call, refuse_others
 from ..protocol.text import counted
 from ..rpc.client import MetaClient
 from ..rpc.connections import clean_up, to_the_end
@@ -37,7 +37,7 @@ from .placing import LogicQueue
 from .send_budget import ProducerStats
 from .sender import SubjectSender
 from .sending import Sending
-from .settings import ProducerSettings
+from .settings import OTHER_WORDS, ProducerSettings
 from .waiting_keys import WaitingMessages, producer_stats, waiting_messages
 
 log = logging.getLogger("keylane.producer")
@@ -77,6 +77,7 @@ class Producer(Sending[V], Generic[V]):
         tls: TlsSettings | None = None,
         token: str | None = None,
         _environment: Environment | None = None,
+        **others: Never,
     ) -> None:
         """
         Make a producer; `async with` opens it.
@@ -94,10 +95,13 @@ class Producer(Sending[V], Generic[V]):
             wait_s: seconds for which opening waits for a metaserver that is still starting; 0: it asks once.
             tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the environment, or no TLS.
             token: of a cluster with access control; None: KEYLANE_TOKEN_FILE names its file, or KEYLANE_TOKEN has it.
+            others: none.
 
         Raises:
             ConfigError: an argument that cannot work.
+            TypeError: another argument; it says what to give in its place.
         """
+        refuse_others("Producer", others, ProducerSettings, OTHER_WORDS)
         super().__init__(
             order_strategy=checked_strategy(order_strategy), partitioner=partitioner, codec=codec,
             settings=settings, wait_s=wait_s, tls=tls, token=token, environment=_environment,

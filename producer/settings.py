@@ -95,3 +95,14 @@ class ProducerSettings:
     def large_bytes(self) -> int:
         """A larger message begins a new batch, so that no batch exceeds the limit of a frame."""
         return self.batch_bytes // 2
+
+
+_SUBJECT = "each message names its subject: producer.send(subject, value)"
+OTHER_WORDS = {
+    "topic": _SUBJECT,
+    "subject": _SUBJECT,
+    "bootstrap_servers": "give the addresses of metaservers as the first argument",
+    "servers": "give the addresses of metaservers as the first argument",
+    "value_serializer": "give codec=",
+}
+"""Names that arguments of producers have elsewhere, and what to do here."""

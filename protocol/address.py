@@ -7,12 +7,27 @@ import re
 from functools import lru_cache
 
 from .access.tokens import check_address_has_no_token
-from .errors import BrokerAddressError, ConfigError, InvalidRequestError
+from .errors import BrokerAddressError, ConfigError, InvalidRequestError, StoryError
 from .text import items_of
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):([0-9]{1,5})")
 
+VIRTUAL_DOMAIN = ".keylane.invalid"
+"""The end of the names of servers in memory; no machine has a name that ends in `.invalid` (RFC 6761)."""
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+
+
+def check_real(address: str) -> None:
+    """Raises StoryError: `address` is that of a server of a virtual cluster, and this network is real."""
+    if VIRTUAL_DOMAIN in address and address.rpartition(":")[0].endswith(VIRTUAL_DOMAIN):
+        error = StoryError(
+            f"{address} is in a virtual cluster of keylane.testing, which only its story reaches"
+        )
+        error.hint = (
+            "Take keylane_cluster in an `async def` test, or call cluster.run(story).  keylane.sync, other threads and event "
+            "loops, as unittest's, and other processes need a real cluster: `keylane dev`."
+        )
+        raise error
 
 
 @lru_cache(maxsize=1024)  # a broker reports its address with each heartbeat

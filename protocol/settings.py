@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -92,3 +92,26 @@ def refuse_call(problems: Sequence[str]) -> None:
     """Raises InvalidRequestError with all problems of a call on an open client, if there are any."""
     if problems:
         raise InvalidRequestError("; ".join(problems))
+
+
+def refuse_others(
+    what: str, others: Iterable[str], settings: type, words: Mapping[str, str]
+) -> None:
+    """
+    Refuse keyword arguments that a client does not have.
+
+    Args:
+        what: the client.
+        settings: those of the client, of which a name may be.
+        words: what is to be said of names that other systems have.
+
+    Raises:
+        TypeError: there is one.
+    """
+    for name in others:
+        advice = words.get(name, "")
+        if name in {field.name for field in fields(settings)}:
+            advice = f"it is a setting: settings={settings.__name__}({name}=...)"
+        raise TypeError(
+            f"{what}() got an unexpected keyword argument {name!r}" + (advice and f": {advice}")
+        )

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from threading import RLock, get_ident
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakSet
 
 from ..protocol.errors import (
@@ -41,6 +41,8 @@ SAME_THREAD_HINT = (
 """Of an OtherLoopError where two event loops run one after another in a thread: no call leads into the other one."""
 NO_LOOP_HINT = "Start the program with asyncio.run(...), or anyio.run(..., backend='asyncio'); without an event loop use keylane.sync."
 """Of an OtherLoopError where asyncio does not run."""
+_STARTS = frozenset({"start", "stop", "open", "connect"})
+"""How clients elsewhere are opened and closed."""
 NO_THREAD = 0
 """No thread has this identifier."""
 
@@ -251,3 +253,29 @@ class Resident(Uncopied, ABC):
 
     def _note_error(self, error: BaseException | None) -> None:
         """Note that the block of the client ends, with `error`."""
+
+    if not TYPE_CHECKING:  # for a type checker these are errors
+
+        def __enter__(self) -> NoReturn:
+            """Refused.  Raises TypeError."""
+            raise TypeError(f"`with` does not open a {type(self).__name__}: {self._opening()}")
+
+        def __exit__(self, *_: object) -> None:
+            """Python looks for it first."""
+
+        def __getattr__(self, name: str) -> NoReturn:
+            advice = f": {self._opening()}" if name in _STARTS else ""
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}{advice}",
+                name=name,
+                obj=self,
+            )
+
+    def _opening(self) -> str:
+        kind = type(self).__name__
+        sync = (
+            f"; without an event loop use keylane.sync.{kind}"
+            if kind in {"Producer", "Consumer"}
+            else ""
+        )
+        return f"`async with {kind}(...)` opens it, and the end of its block closes it{sync}"

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
+from ..protocol.address import check_real
 from ..protocol.control import ErrorBody
 from ..protocol.endpoints import DATA_PATH, HEALTH
 from ..protocol.errors import (
@@ -221,6 +222,7 @@ class HttpNetwork:
             raise ClosedError("its connections are closed")
 
     async def _connect(self, address: str, timeout_ms: int) -> WebSocketChannel:
+        check_real(address)
         self._check_open()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -284,7 +286,8 @@ class HttpNetwork:
         timeout_ms: int,
         anew: bool = False,
     ) -> T:
-        """See `network.Network.control`; a body over the limit is a MessageTooLargeError."""
+        """See `network.Network.control`; a body over the limit is a MessageTooLargeError, a virtual server a StoryError."""
+        check_real(address)
         identity = self._identity
         call = partial(
             self._control,
@@ -410,6 +413,7 @@ class HttpNetwork:
         self, address: str, path: str, timeout_ms: int, bearer: str | None
     ) -> tuple[str, str, int]:
         """The text, the Date header and the status.  Raises NotSentError, ForeignServerError."""
+        check_real(address)
         try:
             async with self._session.get(
                 f"{self._scheme}://{address}{path}",

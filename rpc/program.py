@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import json
 import logging
 import os
@@ -31,6 +32,13 @@ OTHERS_UMASK = 0o077
 """Only a server's own user reads its files, also those that RocksDB and SQLite write."""
 
 
+class Stop(enum.StrEnum):
+    """How far a program is that was told to stop."""
+
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
 def run_program(
     main: Callable[[asyncio.Event], Awaitable[None]],
     *,
@@ -38,12 +46,14 @@ def run_program(
     log_format: str = "text",
     log_fields: Mapping[str, object] | None = None,
     on_reload: Callable[[], None] | None = None,
+    on_stop: Callable[[Stop], None] = lambda _stop: None,
 ) -> int:
     """
     Run `main(stop)` on uvloop until it returns; SIGTERM and SIGINT set `stop`.
 
     Args:
         log_format, log_fields: see `log_lines.log_to`.
+        on_stop: called at the first of these signals, and when `main` has returned after one.
         on_reload: called at SIGHUP; None: SIGHUP ends the program, as it does by default.
 
     Returns:
@@ -53,20 +63,29 @@ def run_program(
     os.umask(OTHERS_UMASK)
     log_to(sys.stderr, level=log_level, log_format=log_format, fields=log_fields or {})
 
-    async def run() -> None:
+    async def run() -> bool:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(handle_loop_error)
+
+        def stopping() -> None:
+            if not stop.is_set():
+                stop.set()
+                on_stop(Stop.STOPPING)
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, stopping)
         if on_reload is not None:
             loop.add_signal_handler(signal.SIGHUP, on_reload)
         await main(stop)
+        return stop.is_set()
 
     try:
         _check_open_files()  # the event loop opens some, and would end with a traceback
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run())
+            stopped = runner.run(run())
+        if stopped:
+            on_stop(Stop.STOPPED)
     except KeylaneError as error:
         print(f"keylane: {error}", file=sys.stderr)
         return 1
@@ -119,3 +138,14 @@ def say_ready(program: str, address: str) -> None:
     A broker listens before a metaserver has registered it; `/health/ready` says whether clients are to be sent to it.
     """
     print(json.dumps({"ready": True, "program": program, "address": address}), flush=True)
+
+
+def say_stop(program: str, stop: Stop) -> None:
+    """Say that this program stops, or has stopped, as one JSON line on standard output."""
+    say(json.dumps({stop: True, "program": program}))
+
+
+def say(line: str) -> None:
+    """Write a line to standard output; nothing where its reader has gone."""
+    with contextlib.suppress(OSError, ValueError):  # a buffer would try again at the end
+        os.write(sys.stdout.fileno(), f"{line}\n".encode())

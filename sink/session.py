@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from ..protocol.errors import InvalidRequestError
 from ..protocol.message import Delivery, Message
-from ..user_database.autocommit import begin_before_savepoint, check_transaction
+from ..user_database.autocommit import check_transaction
 from .rows import Look, Rows, Source
 from .tables import DEFAULT_PREFIX, SinkTables, tables_of
 
@@ -146,12 +146,7 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
             "commit": self._refuse_commit,
             "prepare_twophase": self._refuse_prepare,
             "commit_twophase": self._refuse_unprepared,
-            "savepoint": self._begin_first,
         }
-
-    def _begin_first(self, connection: Connection, _name: str | None) -> None:
-        # Of this block alone: SQLAlchemy keeps a function once for each connection, and blocks may be in each other.
-        begin_before_savepoint(connection)
 
     def _refuse_commit(self, connection: Connection) -> None:
         self._commit_refused = True

@@ -30,12 +30,14 @@ from ..consumer import (
     Position,
 )
 from ..consumer.handling.taken import listed
+from ..consumer.settings import OTHER_WORDS
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import ClosedError, ConfigError, InvalidRequestError
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import Message
 from ..protocol.reading.instants import GroupBegin
 from ..protocol.routing import ConsumeStrategy
+from ..protocol.settings import refuse_others
 from ..rpc.home import Uncopied
 from .arrow_batch import TakenBatch
 from .loop_thread import LoopThread
@@ -261,7 +263,8 @@ class SyncConsumer(Uncopied, Generic[V]):
             OtherLoopError: called by a filter of this consumer; it stays open.
         """
         if self._thread.state != "open":
-            self._at_end.off()  # its event loop may have ended by itself: what is kept for the end would stay for good
+            self._thread.stop()  # it may be closing, or its event loop may have ended by itself
+            self._at_end.off()
             return
         self._thread.check_caller()
         try:
@@ -415,7 +418,7 @@ def _refuse_others(others: Collection[str]) -> None:
 
     Raises:
         ConfigError: one of them is an argument of `keylane.Consumer`.
-        TypeError: as Python does it.
+        TypeError: no consumer has it; it says what to give in its place.
     """
     for name in others:
         if name in signature(Consumer).parameters and not name.startswith("_"):
@@ -423,7 +426,7 @@ def _refuse_others(others: Collection[str]) -> None:
                 f"keylane.sync.Consumer takes no {name}=: take messages in a loop, `for message in consumer`, and ack them; "
                 "or use keylane.Consumer, which calls a handler, in an async def (docs/CONSUMING.md, Without an event loop)"
             )
-        raise TypeError(f"Consumer() got an unexpected keyword argument {name!r}")
+    refuse_others("Consumer", others, ConsumerSettings, OTHER_WORDS)
 
 
 async def _next_batch(batches: AsyncIterator[ArrowBatch]) -> ArrowBatch | None:

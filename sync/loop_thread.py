@@ -8,20 +8,24 @@ Invariants
     A `stop` that was interrupted goes on; `start` waits for its end.
     What ends a program, raised on the loop by a callback of the user, as by `sys.exit()`, ends no loop with a client open on it.
     In a forked child nothing runs: the thread is the parent's.
+    No thread holds a lock that another one needs.  A signal handler interrupts its thread anywhere, and may call here, as may
+    a finalizer and a handler of the log: so a caller waits at a lock of its own, which the loop opens without waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from typing import Any, TypeVar
+from threading import get_ident
+from typing import Any, Generic, TypeVar
 
 from ..protocol.errors import AlreadyOpenError, ClosedError, InvalidRequestError, OtherLoopError
 from ..rpc.home import Home
+from . import loop_logs
 
 T = TypeVar("T")
 HINT = "Use it inside its `with` block, or between `open()` and `close()`."
@@ -41,6 +45,134 @@ NO_THREAD_HINT = (
 """Of an OtherLoopError, where no thread starts."""
 
 
+class _Gate:
+    """What one thread waits for and another one opens, which never waits for that."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self.is_open = False
+
+    def open(self) -> None:
+        """Let the thread that waits go on; called in one thread alone."""
+        if not self.is_open:
+            self.is_open = True
+            self._lock.release()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is open; False after the time-out."""
+        return self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s)
+
+
+class _Call(Generic[T]):
+    """Work that the loop is to do for a caller."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self.gate = _Gate()
+        self._work = work
+        self._task: asyncio.Task[T | _Exit] | None = None
+        """Ended, or never begun, once the gate is open."""
+
+    def begin(self, life: _Life) -> None:
+        """Begin the work, on the loop."""
+        if life.stopping:
+            self.gate.open()
+            return
+        self._task = asyncio.get_running_loop().create_task(_outcome(self._work))
+        self._task.add_done_callback(self._finish)
+
+    def _finish(self, task: asyncio.Task[T | _Exit]) -> None:
+        if not task.cancelled():
+            task.exception()  # it is known, though a caller that was interrupted may never ask
+        self.gate.open()
+
+    def cancel(self) -> None:
+        """Cancel the work, on the loop."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def result(self) -> T:
+        """What became of the work.  Raises CancelledError: it was cancelled, or never begun."""
+        if self._task is None or not self._task.done():
+            raise asyncio.CancelledError
+        outcome = self._task.result()
+        if isinstance(outcome, _Exit):
+            raise outcome.error
+        return outcome
+
+
+class _Life:
+    """A thread with its loop, from its start to its end."""
+
+    def __init__(self, run: Callable[[_Life], None], name: str) -> None:
+        self.thread = threading.Thread(target=run, args=(self,), name=name, daemon=True)
+        self.ident = 0
+        """Of the thread; 0 before it runs."""
+        self.begun = _Gate()
+        """Opened when the loop runs, or cannot."""
+        self.error: Exception | None = None
+        """Why there is no loop."""
+        self.stopping = False
+        """Nothing more is run, and the thread ends, or has ended."""
+        self.ended = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = asyncio.Event()
+        self._gates: set[_Gate] = set()
+        """Of callers who wait."""
+        self._serves = threading.Lock()
+        """Taken once, and never waited for: by the thread that begins to serve, or by a starter who gave it up before."""
+        self._is_joined = False
+        self._process_id = os.getpid()
+
+    # ── on the thread ────────────────────────────────────────────────────────────────────────────────
+    def take(self) -> bool:
+        """True for the first who asks: the thread is to serve, or its starter has given it up."""
+        return self._serves.acquire(blocking=False)
+
+    async def until_stopped(self) -> None:
+        """Let work be posted, until `stop`."""
+        self._loop = asyncio.get_running_loop()
+        self.begun.open()
+        if not self.stopping:  # if it becomes so from now on, `stop` sees the loop
+            await self._stop.wait()
+
+    def end(self) -> None:
+        """The thread has no loop any more: let everyone go on who waits."""
+        self.stopping = self.ended = True
+        for gate in list(self._gates):
+            gate.open()
+        self.begun.open()
+
+    # ── on any thread ────────────────────────────────────────────────────────────────────────────────
+    def post(self, call: Callable[..., object], *args: object) -> None:
+        """Have the loop call `call(*args)`; nothing if it has ended."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(call, *args)
+
+    def wait(self, gate: _Gate, timeout_s: float | None = None) -> bool:
+        """Wait until the gate is open, or the thread has ended; False after the time-out."""
+        self._gates.add(gate)
+        try:
+            return self.ended or gate.wait(timeout_s)  # what comes behind this look, `end` opens
+        finally:
+            self._gates.discard(gate)
+
+    def stop(self) -> None:
+        """Have the thread end."""
+        self.stopping = True
+        self.post(self._stop.set)
+
+    def wait_end(self) -> None:
+        """Wait until the thread has ended; in a forked child it has."""
+        if os.getpid() != self._process_id:
+            return
+        self.wait(_Gate())
+        if not self._is_joined:  # a signal handler waits for no `join` that it interrupts
+            self._is_joined = True
+            self.thread.join()
+
+
 class LoopThread:
     """
     A daemon thread with an event loop; callers in other threads wait for what they run on it.
@@ -55,18 +187,17 @@ class LoopThread:
     ) -> None:
         self._what, self._end = what, end
         self._home = Home(what)
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        """None while nothing may be run."""
-        self._stop = asyncio.Event()
-        self._stopping = False
-        """`stop` was called: the thread ends, or has ended."""
+        self._life: _Life | None = None
+        """The last one that was started."""
+        self._starts = threading.Lock()
+        """Held by who starts it, and never waited for."""
 
     @property
     def state(self) -> str:
         """For people: "open", "closed" or "forked"."""
-        return self._home.state
+        if self.forked:
+            return "forked"
+        return "open" if self._life is not None and not self._life.stopping else "closed"
 
     @property
     def forked(self) -> bool:
@@ -84,79 +215,79 @@ class LoopThread:
             OSError: the system gives no event loop, as without a free file descriptor; it may be started again.
         """
         self._home.check_not_forked()
-        ready: Future[None] = Future()
-        with self._lock:
-            if self._thread is not None:
-                if not self._stopping:
+        if not self._starts.acquire(blocking=False):
+            raise AlreadyOpenError(f"the {self._what} is being opened already")
+        try:
+            if self._life is not None:
+                if not self._life.stopping:
                     raise AlreadyOpenError(f"the {self._what} is open already")
-                self._thread.join()  # the wait of its `stop` was interrupted, as by Ctrl-C
-            self._stopping = False
-            self._thread = threading.Thread(
-                target=self._run, args=(ready,), name=f"keylane {self._what}", daemon=True
-            )
-            try:
-                self._start(self._thread)
-                ready.result()
-            except Exception:
-                self._thread = None
-                raise
-            except BaseException:  # an interrupt, as Ctrl-C: a thread that began ends
-                self._abandon(ready)
-                raise
+                self.check_caller()
+                self._life.wait_end()
+            self._life = self._started()
+        finally:
+            self._starts.release()
+
+    def _started(self) -> _Life:
+        life = _Life(self._run, f"keylane {self._what}")
+        try:
+            self._start(life.thread)
+            life.begun.wait()
+        except OtherLoopError:
+            raise
+        except BaseException:  # an interrupt, as Ctrl-C: a thread that began ends
+            if not life.take():
+                self._life = life  # the next start waits for its end
+                life.stop()
+            raise
+        if life.error is not None:
+            raise life.error
+        return life
 
     def _start(self, thread: threading.Thread) -> None:
         """Raises OtherLoopError: the system, or an interpreter that ends, gives no thread."""
         try:
+            loop_logs.LOGS.start()
             thread.start()
         except RuntimeError as error:
             none = OtherLoopError(f"the {self._what} needs a thread for its event loop: {error}")
             none.hint = NO_THREAD_HINT
             raise none from error
 
-    def _abandon(self, ready: Future[None]) -> None:
-        """End the thread whose start was interrupted."""
-        if ready.cancel():
-            self._thread = None  # it ends before it has a loop
-            return
-        try:
-            with suppress(Exception):  # there is no loop, and the thread ends
-                ready.result()
-        finally:  # also after a second interrupt
-            self._end_loop()
-
-    def _run(self, ready: Future[None]) -> None:
+    def _run(self, life: _Life) -> None:
         served = False
+        life.ident = get_ident()
         try:
             _check_own_thread(self._what)
+            loop_logs.LOGS.enter()
             with asyncio.Runner() as runner:
-                self._run_to_the_end(runner.get_loop(), ready)
+                self._run_to_the_end(runner.get_loop(), life)
                 served = True
         except Exception as error:
             if served and not threading.main_thread().is_alive():
                 return  # the loop is closed; from Python 3.12 on a pool of threads that it had asks for one more to end
-            if ready.done():
+            if life.begun.is_open:
                 raise
-            ready.set_exception(error)  # there is no loop, as without a free file descriptor
+            life.error = error  # there is no loop, as without a free file descriptor
+        finally:
+            loop_logs.LOGS.leave()
+            life.end()
 
-    def _run_to_the_end(self, loop: asyncio.AbstractEventLoop, ready: Future[None]) -> None:
+    def _run_to_the_end(self, loop: asyncio.AbstractEventLoop, life: _Life) -> None:
         """Run `_serve`; the loop goes on, for it to close the client, after an error that stops a loop."""
-        serving = loop.create_task(self._serve(ready))
+        serving = loop.create_task(self._serve(life))
         while not serving.done():
             try:
                 loop.run_until_complete(serving)
             except (SystemExit, KeyboardInterrupt):
                 log = logging.getLogger(f"keylane.{self._what}")
                 log.exception("the %s is closed: a callback on its event loop ended", self._what)
-                self._end_loop_here()
+                life.stop()
 
-    async def _serve(self, ready: Future[None]) -> None:
-        if not ready.set_running_or_notify_cancel():
+    async def _serve(self, life: _Life) -> None:
+        if not life.take():
             return  # its start was interrupted
         self._home.enter(self, lambda: None)
-        self._stop = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        ready.set_result(None)
-        await self._stop.wait()
+        await life.until_stopped()
         if self._end is not None:
             try:
                 await self._end()
@@ -179,40 +310,35 @@ class LoopThread:
         _check_seconds(timeout_s)
         self._home.check_not_forked()
         self.check_caller()
-        with self._lock:
-            if self._loop is None:
-                raise _for_threads(ClosedError(f"the {self._what} is not open"))
-            future = asyncio.run_coroutine_threadsafe(_outcome(work), self._loop)
+        life = self._life
+        if life is None or life.stopping:
+            raise _for_threads(ClosedError(f"the {self._what} is not open"))
+        call = _Call(work)
         try:
-            outcome = future.result(timeout_s)
-            if isinstance(outcome, _Exit):
-                raise outcome.error
-            return outcome
-        except CancelledError:
+            life.post(call.begin, life)
+            if not life.wait(call.gate, timeout_s):
+                raise TimeoutError(f"the {self._what} has not done it within {timeout_s:g} s")
+            return call.result()
+        except asyncio.CancelledError:
             raise _for_threads(ClosedError(f"the {self._what} was closed meanwhile")) from None
         except ClosedError as error:
             _for_threads(error)
             raise
-        except BaseException as error:
-            if isinstance(error, TimeoutError) and not error.args and not future.done():
-                error.args = (f"the {self._what} has not done it within {timeout_s:g} s",)
-            future.cancel()
+        except BaseException:
+            life.post(call.cancel)
             raise
 
     def check_caller(self) -> None:
         """Raises OtherLoopError: called on the thread itself, as by a codec or a filter, which would wait for its own end."""
-        if threading.current_thread() is self._thread:
+        if self._life is not None and self._life.ident == get_ident() and not self._life.ended:
             error = OtherLoopError(f"the {self._what} is called on its own event loop")
             error.hint = OWN_LOOP_HINT
             raise error
 
     def post(self, call: Callable[[], None]) -> None:
         """Call `call` on the loop, soon, behind what `run` was given; nothing once the thread is stopped."""
-        if self.forked:
-            return  # another thread may have held the lock at the fork, for good
-        with self._lock:
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(call)
+        if self._life is not None and not self._life.stopping and not self.forked:
+            self._life.post(call)
 
     def stop(self) -> None:
         """
@@ -223,32 +349,13 @@ class LoopThread:
         Raises:
             OtherLoopError: called on the thread itself; nothing was stopped.
         """
-        if self.forked:
+        life = self._life
+        if life is None or self.forked:
             return
         self.check_caller()
-        with self._lock:
-            thread = self._thread
-            self._end_loop()
-        if thread is not None:
-            thread.join()
-            with self._lock:
-                if self._thread is thread:
-                    self._thread = None
-
-    def _end_loop_here(self) -> None:
-        """As `_end_loop`, on the thread itself: a `start` that waits for its end has the lock, and the loop is ending then."""
-        while self._loop is not None:
-            if self._lock.acquire(timeout=0.01):
-                try:
-                    self._end_loop()
-                finally:
-                    self._lock.release()
-
-    def _end_loop(self) -> None:
-        self._stopping = True
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._stop.set)
-            self._loop = None
+        life.stop()
+        life.wait_end()
+        loop_logs.LOGS.settle()
 
 
 class _Exit:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
-from typing import Any, Generic, Protocol, Self, TypeVar, overload
+from typing import Any, Generic, Never, Protocol, Self, TypeVar, overload
 
 from ..producer import (
     LogicQueue,
@@ -134,8 +134,9 @@ class SyncProducer(Uncopied, Generic[V]):
         wait_s: float = 0,
         tls: TlsSettings | None = None,
         token: str | None = None,
+        **others: Never,
     ) -> None:
-        """Make a producer, of the arguments of `keylane.Producer`; `with` or `open` opens it.  Raises ConfigError."""
+        """Make a producer, of the arguments of `keylane.Producer`; `with` or `open` opens it.  Raises ConfigError, TypeError."""
         self._producer: Producer[V] = Producer(
             meta,
             order_strategy=order_strategy,
@@ -145,6 +146,7 @@ class SyncProducer(Uncopied, Generic[V]):
             wait_s=wait_s,
             tls=tls,
             token=token,
+            **others,
         )
         self._thread = LoopThread("producer", end=partial(self._producer.close, flush=False))
         self._at_end = AtProcessEnd(self.close)
@@ -184,7 +186,8 @@ class SyncProducer(Uncopied, Generic[V]):
         """
         refuse_call(flag_problems(flush=flush))
         if self._thread.state != "open":
-            self._at_end.off()  # its event loop may have ended by itself: what is kept for the end would stay for good
+            self._thread.stop()  # it may be closing, or its event loop may have ended by itself
+            self._at_end.off()
             return
         self._thread.check_caller()
         try:

@@ -28,6 +28,7 @@ from ..admin import Admin
 from ..admin.parked_views import ParkedKeyView
 from ..consumer import Reader
 from ..metaserver.settings import MetaserverSettings
+from ..protocol.address import VIRTUAL_DOMAIN
 from ..protocol.control import SubjectView
 from ..protocol.errors import (
     ConditionNotMetError,
@@ -96,7 +97,7 @@ class VirtualCluster:
     A cluster in memory, for one story.
 
     Attributes:
-        address: of the metaserver, for `Producer(cluster.address)`.
+        address: of the metaserver, for `Producer(cluster.address)`; no machine has it, and only the story reaches it.
         seed: what the run is drawn from.
         metaserver, brokers: its servers, running when the story begins.
         test: the story itself, as `cut` takes it.
@@ -130,10 +131,11 @@ class VirtualCluster:
         self._loop = StoryLoop(self._rng("turns"), limit_s=limit_s, real_limit_s=real_limit_s)
         self._loop.exits = self._exited
         self._internet = Internet(self._loop, self._rng("network"))
-        self.address = "127.0.0.1:7000"
+        self.address = f"metaserver{VIRTUAL_DOMAIN}:7000"
         settings = MetaserverSettings(
             data=Path("metaserver"),
             auto_create=auto_create,
+            insecure_network=True,  # brokers have names
             # The only metaserver hears of every change by itself, so what looks for changes looks seldom.
             broker_heartbeat_ms=15_000,
             broker_ttl_ms=30_000,
@@ -149,7 +151,7 @@ class VirtualCluster:
             BrokerProgram(
                 *self._place(f"broker {index}"),
                 group=f"g{index}",
-                address=f"127.0.0.1:{8000 + index}",
+                address=f"g{index}{VIRTUAL_DOMAIN}:8000",
                 meta=self.address,
             )
             for index in range(brokers)

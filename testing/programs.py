@@ -237,6 +237,10 @@ class ClientProgram(StoryProgram):
         return self._result
 
 
+USUAL_ADDRESS = "127.0.0.1:7000"
+"""That of `keylane dev`, which a program under test may have as its default; in a story it leads to no machine."""
+
+
 class MetaserverProgram(StoryProgram):
     """The metaserver; its database outlives it."""
 
@@ -266,7 +270,8 @@ class MetaserverProgram(StoryProgram):
         services = services_of(self._database, network, self._settings, rng=self._rng)
         services.catalogue.trust_database()
         listener = Listener(self._process, self._machine, services.routes)
-        self._internet.listen(self.address, listener)
+        for address in (self.address, USUAL_ADDRESS):
+            self._internet.listen(address, listener)
         attending = asyncio.create_task(services.attendant.run())
         with SimStopSignals() as stop:
             await stop.event.wait()

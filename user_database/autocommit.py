@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakSet
 
-from sqlalchemy.engine import Connection
+from sqlalchemy import event
+from sqlalchemy.engine import Connection, RootTransaction
 
 from ..protocol.errors import InvalidRequestError
+
+_held: WeakSet[RootTransaction] = WeakSet()
+"""Transactions whose first savepoint stays to their end."""
 
 
 def check_transaction(connection: Connection) -> None:
     """
-    Check that statements of the connection's transaction are committed together.
+    Check that the statements of the connection's transaction are committed together, also behind a savepoint.
 
     Raises:
         InvalidRequestError: the connection has AUTOCOMMIT.
     """
     if _commits_each(connection):
         error = InvalidRequestError(
-            "the connection has AUTOCOMMIT: each statement is committed by itself, and no effect with its offset"
+            "the connection has AUTOCOMMIT: each statement is committed by itself, and no rollback takes it back"
         )
         error.hint = (
             'Take an engine, or execution_options, without isolation_level="AUTOCOMMIT", and connect_args without '
             "autocommit."
         )
         raise error
+    if connection.dialect.name == "sqlite":
+        # SQLAlchemy keeps a function once for each connection.
+        event.listen(connection, "release_savepoint", _hold_first_savepoint)
 
 
 def _commits_each(connection: Connection) -> bool:
@@ -42,12 +50,20 @@ def _commits_each(connection: Connection) -> bool:
         return getattr(pooled.dbapi_connection, "autocommit", False) is True
 
 
-def begin_before_savepoint(connection: Connection) -> None:
+def _hold_first_savepoint(connection: Connection, name: str, _context: object) -> None:
     """
-    Begin the transaction that a savepoint is to be in.
+    Keep the transaction's first savepoint from being released.
 
-    Python's driver of SQLite begins one before the first statement that writes, and a savepoint is none: its end would commit.
+    Python's driver of SQLite begins a transaction before the first statement that writes.  A savepoint is none, so
+    one that comes first is the transaction itself, and its release is a commit.  SQLite releases the latest savepoint
+    of a name: a second one is released in the place of the first, which stays until the transaction ends.
     """
-    pooled: Any = connection.connection
-    if connection.dialect.name == "sqlite" and not pooled.driver_connection.in_transaction:
-        connection.exec_driver_sql("BEGIN")
+    root = connection.get_transaction()
+    first = connection.get_nested_transaction()
+    if root is None or first is None or root in _held:
+        return
+    while first._previous_nested is not None:
+        first = first._previous_nested
+    if first._savepoint == name:
+        connection.dialect.do_savepoint(connection, name)
+        _held.add(root)

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from ..protocol.errors import ConfigError, KeylaneError, StorageError
 from ..protocol.text import UNREADABLE_URL, url_problem
+from .autocommit import check_transaction
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,17 +57,21 @@ class UserDatabase:
 
         Raises:
             KeylaneError: a table is missing.
+            InvalidRequestError: the engine has AUTOCOMMIT.
             StorageError: the database answered with an error; the transaction may be committed.
             What `work` raises; nothing is committed.
         """
         engine = self._engine
+
+        def checked(connection: Connection) -> T:
+            check_transaction(connection)
+            return work(connection, *args, **kwargs)
+
         try:
             if isinstance(engine, AsyncEngine):
                 async with engine.begin() as connection:
-                    return await connection.run_sync(work, *args, **kwargs)
-            return await asyncio.to_thread(
-                _run, engine, lambda connection: work(connection, *args, **kwargs)
-            )
+                    return await connection.run_sync(checked)
+            return await asyncio.to_thread(_run, engine, checked)
         except SQLAlchemyError as error:
             raise self._missing_error(error) or _storage_error(error) from error
         except OSError as error:

@@ -23,7 +23,7 @@ from ...protocol.ids import check_name
 from ...protocol.text import counted
 from ...rpc.http_network import HttpNetwork
 from ...rpc.listening import PORT_MAX, check_free, check_port
-from ...rpc.program import run_program
+from ...rpc.program import Stop, run_program, say, say_stop
 from ..connection import available_brokers, open_admin
 from ..options import META_DEFAULT, OutputFormat
 from ..screen import show_error, show_json
@@ -186,4 +186,12 @@ def run_dev(
             show_error(error, form)
             status = 1
 
-    return run_program(serve) or status
+    def on_stop(stop: Stop) -> None:
+        if form is OutputFormat.JSON:
+            say_stop("dev", stop)
+        elif stop is Stop.STOPPING:
+            say("keylane is stopping")
+        elif not status:
+            say(f"keylane has stopped; everything stored is in {data}")
+
+    return run_program(serve, on_stop=on_stop) or status

@@ -26,7 +26,7 @@ _ESCAPES = {"t": b"\t", "0": b"\0", "\\": b"\\"}
 _RANGE = re.compile(r"([0-9]{1,18})(?:(-)([0-9]{1,18})?)?")
 
 Records = Callable[[AsyncIterator[tuple[int, bytes]]], AsyncIterator[tuple[int, bytes]]]
-"""Makes numbered records of numbered lines."""
+"""Makes numbered records of numbered lines, which have their ends."""
 
 
 class Outgoing(NamedTuple):
@@ -67,6 +67,11 @@ def parse_line(line: bytes, form: LineFormat) -> Outgoing:
         lack = "no key before the separator" if separator else "no separator, so no key"
         raise InvalidRequestError(f"{lack}; --keyless sends such lines without order")
     return Outgoing(b"", after if separator else line)
+
+
+def without_end(line: bytes) -> bytes:
+    r"""The line without its end, `\n` or `\r\n`; a `\r` alone is none."""
+    return line[:-1].removesuffix(b"\r") if line.endswith(b"\n") else line
 
 
 def parse_separator(text: str) -> bytes:
@@ -127,16 +132,22 @@ def show_ranges(ranges: Sequence[tuple[int, int | None]]) -> str:
 
 
 class NumberedLines:
-    """The lines of a stream with their numbers from 1; `count` of them were read so far."""
+    """
+    The lines of a stream with their numbers from 1; `count` of them were read so far.
 
-    def __init__(self, stream: BinaryIO, name: str) -> None:
+    Args:
+        with_ends: as `read_lines` has it.
+    """
+
+    def __init__(self, stream: BinaryIO, name: str, *, with_ends: bool) -> None:
         self.count = 0
         self._stream = stream
         self._name = name
+        self._with_ends = with_ends
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, bytes]]:
         try:
-            async for line in read_lines(self._stream, self._name):
+            async for line in read_lines(self._stream, self._name, with_ends=self._with_ends):
                 self.count += 1
                 yield self.count, line
         except (MessageTooLargeError, InputError) as error:
@@ -164,7 +175,7 @@ async def numbered_lines(
         KeylaneError: as `records` raises it.
     """
     wanted = list(ranges or [(1, None)])
-    lines = NumberedLines(stream, name)
+    lines = NumberedLines(stream, name, with_ends=records is not None)
     async for number, record in aiter(lines) if records is None else records(aiter(lines)):
         while wanted and (end := wanted[0][1]) is not None and end <= number:
             del wanted[0]
@@ -179,9 +190,14 @@ async def numbered_lines(
         )
 
 
-async def read_lines(stream: BinaryIO, name: str = STANDARD_INPUT) -> AsyncIterator[bytes]:
+async def read_lines(
+    stream: BinaryIO, name: str = STANDARD_INPUT, *, with_ends: bool = False
+) -> AsyncIterator[bytes]:
     """
     The lines of `stream` without their ends, as they come; read by a thread that may be left waiting.
+
+    Args:
+        with_ends: the lines have their ends, which a quoted field of CSV keeps.
 
     Raises:
         MessageTooLargeError: a line over LINE_BYTES_MAX.
@@ -214,7 +230,7 @@ async def read_lines(stream: BinaryIO, name: str = STANDARD_INPUT) -> AsyncItera
         ahead.release()
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
-            yield line.removesuffix(b"\r")
+            yield line + b"\n" if with_ends else line.removesuffix(b"\r")
         if len(rest) > LINE_BYTES_MAX:
             raise MessageTooLargeError(
                 "a line without end", size_bytes=len(rest), limit_bytes=LINE_BYTES_MAX

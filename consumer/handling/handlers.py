@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from types import AsyncGeneratorType, GeneratorType
-from typing import Any
+from typing import Any, get_origin
 
 from ...protocol.codecs.codec import V
 from ...protocol.errors import HandlerTypeError
@@ -23,6 +23,8 @@ from ...protocol.message import Message
 from .not_acked import NACK, Retry
 
 Handler = Callable[[Message[V]], Awaitable[Any]] | Callable[[Message[V]], Any]
+_LISTS = frozenset({"list", "sequence", "mutablesequence", "iterable", "collection", "tuple"})
+"""The annotations of a batch, in lower case."""
 AWAITED_MAX = 10
 """The result of an awaitable may be awaitable too, up to this depth."""
 
@@ -72,12 +74,31 @@ def check_handler(handler: object, takes: str = "one message") -> None:
         signature = inspect.signature(handler, follow_wrapped=False)
     except (TypeError, ValueError):
         return
+    _check_annotation(handler, signature, takes)
     try:
         signature.bind(object())
     except TypeError as error:
         raise HandlerTypeError(
             f"handler {handler!r:.80} cannot be called with {takes}: {error}"
         ) from None
+
+
+def _check_annotation(handler: object, signature: inspect.Signature, takes: str) -> None:
+    """Raises HandlerTypeError: its argument is annotated as that of the other kind of handlers."""
+    for parameter in signature.parameters.values():
+        annotation = parameter.annotation
+        if not isinstance(annotation, str):
+            annotation = getattr(get_origin(annotation) or annotation, "__name__", "")
+        name = annotation.partition("[")[0].rpartition(".")[2].lower()
+        if takes == "one message" and name in _LISTS:
+            raise HandlerTypeError(
+                f"handler {handler!r:.80} takes a list of messages, and gets {takes}: give it as batch_handler="
+            )
+        if takes != "one message" and name == "message":
+            raise HandlerTypeError(
+                f"batch_handler {handler!r:.80} takes one message, and gets {takes}: give it as handler="
+            )
+        break  # the others have defaults
 
 
 def is_async(handler: Handler[Any]) -> bool:

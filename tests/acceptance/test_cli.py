@@ -536,8 +536,12 @@ def test_printed_next_steps_work_when_copied(tmp_path):
             assert done.returncode == 0, done.stderr
     finally:
         process.terminate()
-        process.communicate(timeout=TIMEOUT_S)
+        ended, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0
+    assert (
+        ended
+        == f"keylane is stopping\nkeylane has stopped; everything stored is in {tmp_path / 'd'}\n"
+    )
 
 
 def test_command_ends_quietly_when_its_output_is_closed(dev):

@@ -6,16 +6,23 @@ import asyncio
 import copy
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from operator import methodcaller
 from typing import Any
 
 import pytest
 
-from keylane import ClosedError, ConsumerSettings, InvalidRequestError, JsonCodec
-from keylane.errors import AlreadyOpenError, MixedUseError, SeekRefusedError
-from keylane.sync import Consumer, Producer
+from keylane import (
+    AlreadyOpenError,
+    ClosedError,
+    ConsumerSettings,
+    InvalidRequestError,
+    JsonCodec,
+    MixedUseError,
+    SeekRefusedError,
+)
+from keylane.sync import Consumer, Producer, loop_thread
 from support.cluster import Cluster
 
 
@@ -182,20 +189,14 @@ def test_loop_over_a_consumer_that_was_never_open_is_refused():
 
 def interrupt_once_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have Ctrl-C come at the next call once, when its work is done and the caller has not got the result."""
-    begin = asyncio.run_coroutine_threadsafe
+    wait = loop_thread._Life.wait
 
-    def begun(*args: Any) -> Any:
-        future = begin(*args)
+    def waited(*args: Any) -> bool:
         monkeypatch.undo()
+        assert wait(*args)
+        raise KeyboardInterrupt
 
-        def result(_timeout_s: float | None = None) -> Any:
-            wait([future])
-            raise KeyboardInterrupt
-
-        future.result = result  # type: ignore[method-assign]
-        return future
-
-    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", begun)
+    monkeypatch.setattr(loop_thread._Life, "wait", waited)
 
 
 @pytest.mark.parametrize("manner", ["getmany", "next", "batches"])

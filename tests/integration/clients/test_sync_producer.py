@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import multiprocessing
 import os
 import pickle
@@ -279,6 +280,96 @@ def test_send_waits_while_the_queue_is_full(cluster: Cluster):
         assert time.monotonic() - began > 1
         waiting.result()
     asyncio.run(cluster.check_history("full", {b"k": values}))
+
+
+def test_program_goes_on_when_its_log_is_sent_through_an_outage(cluster: Cluster):
+    """Its handler waited for the event loop, and the event loop, which logged the outage, for the handler's lock."""
+    asyncio.run(cluster.create("logs", partitions=1))
+    settings = ProducerSettings(queue_bytes=1 << 20, batch_bytes=1 << 16, call_timeout_ms=300)
+    sent = b"x" * 20_000
+    outage = threading.Event()
+
+    class Notice(logging.Handler):
+        def emit(self, _record: logging.LogRecord) -> None:
+            outage.set()
+
+    class Sender(logging.Handler):
+        def emit(self, _record: logging.LogRecord) -> None:
+            producer.send("logs", sent, key=b"k")
+
+    def serve_again() -> None:
+        assert outage.wait(60)
+        time.sleep(0.5)
+        for broker in cluster.brokers:
+            broker.process.send_signal(signal.SIGCONT)
+
+    root, ours = logging.getLogger(), logging.getLogger("keylane")
+    notice, sender = Notice(), Sender()
+    with Producer(cluster.meta, settings=settings) as producer:
+        producer.send("logs", sent, key=b"k").result()
+        root.addHandler(sender)
+        ours.addHandler(notice)
+        for broker in cluster.brokers:
+            broker.process.send_signal(signal.SIGSTOP)
+        timer = threading.Thread(target=serve_again)
+        timer.start()
+        try:
+            for _ in range(200):
+                logging.getLogger("program").warning("a line")
+        finally:
+            root.removeHandler(sender)
+            ours.removeHandler(notice)
+            timer.join(60)
+        assert outage.is_set()
+        producer.flush(60)
+
+
+SIGNALLED = """
+import random, signal, sys
+from keylane import ClosedError
+from keylane.sync import Producer
+
+sent = 0
+signals = 0
+
+def handle(number, _frame):
+    global sent, signals
+    signals += 1
+    try:
+        if signals % 2:
+            producer.send(sys.argv[2], b"%d" % signals, key=b"handler")
+            sent += 1
+        else:
+            producer.close()
+    except ClosedError:
+        pass
+
+signal.signal(signal.SIGALRM, handle)
+for turn in range(200):
+    producer = Producer(sys.argv[1])
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0001, 0.03))
+    try:
+        with producer:
+            while signals <= turn:
+                producer.send(sys.argv[2], b"%d" % turn, key=b"k")
+                sent += 1
+    except ClosedError:
+        pass
+    while signals <= turn:
+        signal.pause()
+print("ended", signals)
+"""
+
+
+def test_producer_called_in_a_signal_handler_never_stands_still(
+    shared_cluster: Cluster, subject: str
+):
+    """`close` or `send` at 200 moments of other calls: two of twenty programs never ended."""
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, shared_cluster.meta, subject],
+        capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == ("ended 200\n", 0), done.stderr
 
 
 SCRIPT = """

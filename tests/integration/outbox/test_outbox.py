@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from keylane import CodecError, Consumer, JsonCodec
 from keylane.outbox import Outbox, OutboxSettings, create_tables, drainer, upkeep
-from keylane.protocol.errors import ClosedError, Fate
+from keylane.protocol.errors import ClosedError, Fate, InvalidRequestError
 from keylane.protocol.operations import OperationKind, Reshape
 from support.cluster import Cluster
 from support.outbox.rows import SETTINGS, drained, rows_left
@@ -71,6 +71,9 @@ async def test_rows_of_a_rollback_are_never_stored(shared_cluster, engine, subje
         async with AsyncSession(engine) as session:
             await outbox.add(session, subject, b"rolled back", key=b"k")
             await session.rollback()
+            async with session.begin_nested():
+                await outbox.add(session, subject, b"rolled back behind a savepoint", key=b"k")
+            await session.rollback()
             await outbox.add(session, subject, b"first", key=b"k")
             async with session.begin_nested() as savepoint:
                 await outbox.add(session, subject, b"undone", key=b"k")
@@ -80,6 +83,17 @@ async def test_rows_of_a_rollback_are_never_stored(shared_cluster, engine, subje
             await session.commit()
         await drained(engine)
     await shared_cluster.check_history(subject, {b"k": [b"first", b"second"]})
+
+
+async def test_row_is_refused_when_its_connection_has_autocommit(shared_cluster, engine, subject):
+    """It was stored at once, and sent whatever became of the transaction."""
+    alone = engine.execution_options(isolation_level="AUTOCOMMIT")
+    async with Outbox(shared_cluster.meta, engine, settings=SETTINGS) as outbox:
+        async with AsyncSession(alone) as session, alone.connect() as connection:
+            for target in (session, connection):
+                with pytest.raises(InvalidRequestError, match="AUTOCOMMIT"):
+                    await outbox.add(target, subject, b"never", key=b"k")
+        assert await rows_left(engine) == 0
 
 
 async def test_rows_are_sent_at_once_when_a_connection_commits(shared_cluster, engine, subject):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from keylane import Consumer, ConsumerSettings
-from keylane.errors import ConfigError, HandlerTypeError
+from keylane import ConfigError, Consumer, ConsumerSettings, HandlerTypeError, Message
 
 
 async def handle(_given: Any) -> None: ...
@@ -71,3 +71,34 @@ def test_arguments_take_precedence_over_settings():
         settings=ConsumerSettings(max_records=9, max_wait_ms=3),
     )
     assert (consumer._settings.max_records, consumer._settings.max_wait_ms) == (7, 3)
+
+
+def of_a_list(messages: list[Message]) -> None: ...
+
+
+def of_a_text_of_a_list(messages: Sequence[Message[bytes]]) -> None: ...
+
+
+async def of_one(message: Message[bytes]) -> None: ...
+
+
+def of_any(given: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "handler", "other"),
+    [
+        ("handler", of_a_list, "batch_handler="),
+        ("handler", of_a_text_of_a_list, "batch_handler="),
+        ("batch_handler", of_one, "handler="),
+    ],
+)
+def test_handler_is_refused_when_it_is_annotated_as_one_of_the_other_kind(
+    kind: str, handler: Any, other: str
+):
+    """It failed at the first message, and that message was tried without end."""
+    with pytest.raises(HandlerTypeError, match=f"give it as {other}"):
+        Consumer("127.0.0.1:1", subject="orders", group="billing", **{kind: handler})
+    given: list[Any] = [(kind, of_any), ("handler", of_one), ("batch_handler", of_a_list)]
+    for right, function in given:
+        Consumer("127.0.0.1:1", subject="orders", group="billing", **{right: function})

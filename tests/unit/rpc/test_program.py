@@ -10,11 +10,12 @@ import signal
 import ssl
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
 from keylane.protocol.errors import AddressError
-from keylane.rpc.program import run_program, say_ready
+from keylane.rpc.program import run_program, say_ready, say_stop
 
 
 def test_program_that_returns_exits_with_zero(capfd):
@@ -39,6 +40,44 @@ def test_signal_asks_main_to_stop(number):
 
     assert run_program(main) == 0
     assert cleaned
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_program_says_that_it_stops_and_has_stopped_when_a_signal_comes(number, capfd):
+    """It ended without a word: a program that was stopped looked like one that had crashed."""
+
+    async def main(stop: asyncio.Event) -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), number)
+            await asyncio.wait_for(stop.wait(), 60)
+            await asyncio.sleep(0.01)
+
+    assert run_program(main, on_stop=partial(say_stop, "broker")) == 0
+    out, err = capfd.readouterr()
+    assert [json.loads(line) for line in out.splitlines()] == [
+        {"stopping": True, "program": "broker"},
+        {"stopped": True, "program": "broker"},
+    ]
+    assert err == ""
+
+
+def test_program_stops_with_zero_when_the_reader_of_its_output_has_gone():
+    code = """
+import os, signal
+from functools import partial
+from keylane.rpc.program import run_program, say_stop
+async def main(stop):
+    os.kill(os.getpid(), signal.SIGTERM)
+    await stop.wait()
+raise SystemExit(run_program(main, on_stop=partial(say_stop, "broker")))
+"""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_error_of_ours_is_a_sentence_and_status_one(capfd):

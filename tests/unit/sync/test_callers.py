@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import keylane
 from keylane.protocol.errors import (
     ClosedError,
     ConfigError,
@@ -82,6 +83,7 @@ def test_client_is_closed_when_a_callback_of_its_loop_ends_the_program(
     with caplog.at_level(logging.ERROR), pytest.raises(ClosedError):
         client.thread.run(exit_soon)
     assert client.closed.wait(10)
+    client.thread.stop()
     assert "the client is closed: a callback on its event loop ended" in caplog.text
     with pytest.raises(ClosedError):
         client.thread.run(number)
@@ -188,6 +190,58 @@ def test_consumer_refuses_a_name_that_no_consumer_has_as_python_does():
     given: dict[str, Any] = {"handlr": print}
     with pytest.raises(TypeError, match="unexpected keyword argument 'handlr'"):
         Consumer(META, subject="orders", group="billing", **given)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("topic", "give subject="),
+        ("group_id", "give group="),
+        ("handover_ms", r"settings=ConsumerSettings\(handover_ms=\.\.\.\)"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Consumer, keylane.Consumer])
+def test_consumer_says_what_to_give_when_an_argument_is_unknown(kind: Any, name: str, advice: str):
+    """It was Python's bare error."""
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}': .*{advice}"):
+        kind(META, subject="orders", **{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("topic", "each message names its subject"),
+        ("queue_bytes", r"settings=ProducerSettings\(queue_bytes=\.\.\.\)"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Producer, keylane.Producer])
+def test_producer_says_what_to_give_when_an_argument_is_unknown(kind: Any, name: str, advice: str):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}': .*{advice}"):
+        kind(META, **{name: 1})
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        keylane.Producer(META),
+        keylane.Consumer(META, subject="orders", group="billing"),
+        keylane.Reader(META, "orders"),
+        keylane.Admin(META),
+    ],
+)
+def test_client_says_how_it_is_opened_when_it_is_started_in_another_way(client: Any):
+    """As by `await producer.start()` and `with Producer(...)`."""
+    kind = type(client).__name__
+    with pytest.raises(TypeError, match=rf"`async with {kind}\(...\)` opens it") as refused:
+        with client:
+            raise AssertionError
+    assert ("keylane.sync" in str(refused.value)) is (kind in {"Producer", "Consumer"})
+    for name in ("start", "stop"):
+        assert not hasattr(client, name)
+        with pytest.raises(AttributeError, match=rf"'{name}': `async with {kind}\(...\)`"):
+            getattr(client, name)
+    with pytest.raises(AttributeError, match=r"'sned'$"):
+        client.sned  # noqa: B018 - that is the test
 
 
 def test_messages_in_hand_are_equal_as_their_messages_are():

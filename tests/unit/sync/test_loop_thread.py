@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from copy import copy
 
 import pytest
@@ -20,6 +19,7 @@ from keylane.protocol.errors import (
     InvalidRequestError,
     OtherLoopError,
 )
+from keylane.sync import loop_logs, loop_thread
 from keylane.sync.loop_thread import LoopThread
 
 
@@ -219,13 +219,13 @@ def test_start_waits_for_the_end_when_the_wait_of_stop_was_interrupted(monkeypat
     async def end() -> None:
         await asyncio.to_thread(gate.wait, 10)
 
-    def interrupt(thread: threading.Thread) -> None:
+    def interrupt(_life: object) -> None:
         raise KeyboardInterrupt
 
     thread = LoopThread("client", end=end)
     thread.start()
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "join", interrupt)
+        patched.setattr(loop_thread._Life, "wait_end", interrupt)
         with pytest.raises(KeyboardInterrupt):
             thread.stop()
     threading.Timer(0.05, gate.set).start()
@@ -241,16 +241,18 @@ def test_start_waits_for_the_end_when_the_wait_of_stop_was_interrupted(monkeypat
 def test_thread_can_be_started_again_when_its_start_was_interrupted(monkeypatch, begun: bool):
     """The thread that began ends: otherwise the client is "open already", and its `close` finds nothing to close."""
 
-    class Interrupted(Future[None]):
-        def result(self, timeout: float | None = None) -> None:
-            if begun:
-                super().result(timeout)
-            monkeypatch.undo()
-            raise KeyboardInterrupt
+    wait = loop_thread._Gate.wait
 
+    def interrupted(gate: loop_thread._Gate, timeout_s: float | None = None) -> bool:
+        if begun:
+            wait(gate, timeout_s)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    loop_logs.LOGS.start()
     thread = LoopThread("client")
     before = threading.active_count()
-    monkeypatch.setattr("keylane.sync.loop_thread.Future", Interrupted)
+    monkeypatch.setattr(loop_thread._Gate, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         thread.start()
     thread.start()
@@ -307,13 +309,21 @@ def test_no_thread_is_a_typed_error_and_the_thread_can_be_started_later(
     thread.stop()
 
 
-def test_post_does_nothing_in_a_forked_child_when_another_thread_held_the_lock(thread: LoopThread):
-    """As of a loop over a consumer that goes on in the child: its error has to come out, and the lock is held for good there."""
-    with thread._lock:  # held at the fork, by a thread that the child does not have
-        pid = os.fork()
-        if pid == 0:
-            threading.Thread(target=lambda: (time.sleep(5), os._exit(1)), daemon=True).start()
-            thread.post(lambda: None)
-            os._exit(0)
+def test_forked_child_waits_for_nothing_of_its_parent(thread: LoopThread):
+    """As of a loop over a consumer that goes on in the child: its error has to come out."""
+    closing = LoopThread("client", end=lambda: asyncio.sleep(2))
+    closing.start()
+    stopper = threading.Thread(target=closing.stop)
+    stopper.start()
+    while closing.state == "open":
+        time.sleep(0.001)
+    pid = os.fork()
+    if pid == 0:
+        threading.Thread(target=lambda: (time.sleep(5), os._exit(1)), daemon=True).start()
+        thread.post(lambda: None)
+        for each in (thread, closing):
+            each.stop()
+        os._exit(0)
     _, status = os.waitpid(pid, 0)
+    stopper.join(60)
     assert os.waitstatus_to_exitcode(status) == 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from typing import Any
 
 import pytest
 
+from keylane.sync import loop_thread
 from keylane.sync.loop_thread import LoopThread
 from keylane.sync.take import Take
 
@@ -32,29 +33,30 @@ def test_result_is_put_back_when_the_caller_is_interrupted_before_it_has_it():
 
 
 def test_result_is_put_back_when_the_work_goes_on_after_the_interrupt(monkeypatch):
-    """It is not cancelled where the interrupt came before the caller waited."""
+    """As a take does that is behind its last wait, where a cancellation comes too late."""
     thread = LoopThread("client")
     thread.start()
     back: list[str] = []
-    put_back = threading.Event()
+    put_back, begun = threading.Event(), threading.Event()
     go_on = asyncio.Event()
 
     async def take() -> str:
-        await go_on.wait()
+        begun.set()
+        while not go_on.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await go_on.wait()
         return "taken"
 
     def note(taken: str) -> None:
         back.append(taken)
         put_back.set()
 
-    begin = asyncio.run_coroutine_threadsafe
-
-    def interrupted(*args: Any) -> Any:
-        begin(*args)
+    def interrupted(_gate: object, _timeout_s: float | None = None) -> bool:
+        assert begun.wait(60)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+        patched.setattr(loop_thread._Gate, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             Take(take, note).run(thread, str.upper)
     assert not back

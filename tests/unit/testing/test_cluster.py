@@ -6,14 +6,29 @@ import asyncio
 import socket
 import threading
 import time
+import unittest
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner
 
-from keylane import NACK, Consumer, Message, Producer, SubjectUnknownError, testing
+from keylane import (
+    NACK,
+    ConfigError,
+    Consumer,
+    Message,
+    Producer,
+    Reader,
+    SubjectUnknownError,
+    testing,
+)
 from keylane.admin import Admin
+from keylane.cli.main import app
 from keylane.consumer.handling.workers import Workers
 from keylane.errors import (
     ConditionNotMetError,
@@ -23,6 +38,8 @@ from keylane.errors import (
     StoryError,
     StoryStuckError,
 )
+from keylane.outbox import Outbox, create_tables
+from keylane.protocol.address import parse_address
 from keylane.sync import Producer as SyncProducer
 from keylane.testing import VirtualCluster
 
@@ -271,6 +288,73 @@ async def test_blocking_code_runs_in_place_when_it_is_sent_to_a_thread(
     await asyncio.to_thread(time.sleep, 0)
     with pytest.raises(ValueError, match="failed"):
         await asyncio.to_thread(fail)
+
+
+@pytest.mark.parametrize("within", [asyncio.run, "thread", "sync"])
+def test_cluster_is_refused_when_no_story_reaches_it(within: Any, tmp_path: Path):
+    """Its address was that of `keylane dev`: what left the story wrote to a real cluster."""
+    cluster = VirtualCluster()
+    database = sa.create_engine(f"sqlite:///{tmp_path / 'own.db'}")
+
+    async def outside() -> list[str]:
+        await create_tables(database)
+        hints: list[str] = []
+        for client in (
+            Producer(cluster.address, wait_s=60),
+            Consumer(cluster.address, subject="orders", group="g"),
+            Reader(cluster.address, "orders"),
+            Outbox(cluster.address, database),
+        ):
+            with pytest.raises(StoryError, match="virtual cluster") as refused:
+                async with client:
+                    raise AssertionError
+            hints.append(refused.value.hint)
+        async with Admin(cluster.address) as admin:
+            with pytest.raises(StoryError, match="virtual cluster"):
+                await admin.list_subjects()
+        return hints
+
+    if within == "sync":
+        with pytest.raises(StoryError, match="virtual cluster") as refused:
+            SyncProducer(cluster.address).open()
+        hints = [refused.value.hint]
+    elif within == "thread":
+        with ThreadPoolExecutor(1) as pool:
+            hints = pool.submit(asyncio.run, outside()).result(60)
+    else:
+        hints = asyncio.run(outside())
+    cluster.close()
+    database.dispose()
+    assert all("cluster.run(story)" in hint and "keylane.sync" in hint for hint in hints)
+
+
+class OfUnittest(unittest.IsolatedAsyncioTestCase):
+    """A test in an event loop of unittest's own."""
+
+    cluster = VirtualCluster()
+
+    async def test_cluster_is_refused_in_the_event_loop_of_unittest(self) -> None:
+        """It wrote to a real cluster."""
+        with pytest.raises(StoryError, match="virtual cluster"):
+            async with Producer(self.cluster.address):
+                pass
+        self.cluster.close()
+
+
+def test_address_of_a_cluster_leads_to_no_machine():
+    cluster = VirtualCluster(brokers=2)
+    places = [cluster.address, *(broker.address for broker in cluster.brokers)]
+    cluster.close()
+    assert all(parse_address(place)[0].endswith(".invalid") for place in places)
+    for place in places:
+        with pytest.raises(socket.gaierror):
+            socket.getaddrinfo(*parse_address(place))
+
+
+def test_command_is_refused_when_its_cluster_is_virtual():
+    told = CliRunner().invoke(app, ["subject", "list", "--meta", "metaserver.keylane.invalid:7000"])
+    assert told.exit_code == 1
+    assert "virtual cluster" in told.stderr
 
 
 def test_client_with_a_thread_of_its_own_is_refused():

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from keylane.protocol.errors import InvalidRequestError
-from keylane.user_database.autocommit import begin_before_savepoint, check_transaction
+from keylane.user_database.autocommit import check_transaction
 
 
 class MysqlDriver:
@@ -60,18 +60,63 @@ def test_connection_is_refused_when_its_driver_commits_each_statement(connection
         check_transaction(connection)
 
 
-@pytest.mark.parametrize("connection", drivers(alone=False))
+@pytest.mark.parametrize(
+    "connection", [each for each in drivers(alone=False) if each.dialect.name != "sqlite"]
+)
 def test_connection_is_taken_when_its_driver_has_transactions(connection: Any) -> None:
     check_transaction(connection)
 
 
-def test_transaction_is_begun_once_when_savepoints_come_first() -> None:
+@pytest.mark.parametrize("first", ["savepoint", "statement"])
+@pytest.mark.parametrize("isolation_level", ["", None])
+def test_rows_are_rolled_back_when_savepoints_that_came_first_have_ended(
+    isolation_level: str | None, first: str
+) -> None:
+    """The release of a savepoint that began the transaction was a commit."""
+    engine = sa.create_engine("sqlite://", connect_args={"isolation_level": isolation_level})
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE numbers (n INTEGER)")
+    insert = sa.text("INSERT INTO numbers VALUES (:n)")
+
+    def ended(connection: sa.Connection) -> None:
+        if first == "statement" and isolation_level is not None:
+            connection.execute(insert, {"n": 0})
+        with connection.begin_nested():
+            with connection.begin_nested():
+                check_transaction(connection)
+                connection.execute(insert, {"n": 1})
+        with connection.begin_nested() as undone:
+            connection.execute(insert, {"n": 2})
+            undone.rollback()
+        for n in (3, 4):
+            with connection.begin_nested():
+                check_transaction(connection)
+                connection.execute(insert, {"n": n})
+
+    with engine.connect() as connection:
+        count = sa.text("SELECT sum(n) FROM numbers")
+        for _ in range(2):
+            ended(connection)
+            connection.rollback()
+            assert connection.execute(count).scalar() is None
+            connection.rollback()
+        ended(connection)
+        connection.commit()
+        connection.rollback()
+        assert connection.execute(count).scalar() == 8
+    engine.dispose()
+
+
+def test_rows_are_rolled_back_when_the_outer_savepoint_is_released_before_the_inner() -> None:
     engine = sa.create_engine("sqlite://")
     with engine.connect() as connection:
-        driver: Any = connection.connection.driver_connection
-        assert not driver.in_transaction
-        begin_before_savepoint(connection)
-        assert driver.in_transaction
-        begin_before_savepoint(connection)
+        connection.exec_driver_sql("CREATE TABLE numbers (n INTEGER)")
+        outer = connection.begin_nested()
+        connection.begin_nested()
+        check_transaction(connection)
+        connection.exec_driver_sql("INSERT INTO numbers VALUES (1)")
+        with pytest.warns(sa.exc.SAWarning):
+            outer.commit()
         connection.rollback()
-        assert not driver.in_transaction
+        assert connection.exec_driver_sql("SELECT n FROM numbers").all() == []
+    engine.dispose()

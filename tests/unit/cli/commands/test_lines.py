@@ -154,9 +154,10 @@ async def lines_of(data: bytes) -> list[bytes]:
         (b"a", [b"a"]),
         (b"a\nb\n", [b"a", b"b"]),
         (b"a\r\n\nb", [b"a", b"", b"b"]),
+        (b"a\rb\r\r\nc\r", [b"a\rb\r", b"c\r"]),
         (b"x" * 1_000_000 + b"\ny\n", [b"x" * 1_000_000, b"y"]),
     ],
-    ids=["nothing", "no end", "two", "windows", "long"],
+    ids=["nothing", "no end", "two", "windows", "carriage returns", "long"],
 )
 async def test_lines_are_read_whole_without_their_ends(data, lines):
     """Lines come whole, without their ends, the last one with or without an end."""

@@ -30,7 +30,7 @@ async def test_rows_of_csv_are_objects_with_the_names_of_the_header():
     rows = await rows_of(TABLE, CsvTable("customer"))
     assert [(number, message.key, json.loads(message.value)) for number, message in rows] == [
         (2, b"ann", {"customer": "ann", "event": "paid"}),
-        (4, b"bob", {"customer": "bob", "event": 'two\nlines, "quoted"'}),
+        (4, b"bob", {"customer": "bob", "event": 'two\r\nlines, "quoted"'}),
         (6, b"ann", {"customer": "ann", "event": "packed"}),
     ]
 
@@ -70,6 +70,28 @@ async def test_cells_of_csv_come_back_when_python_wrote_them(rows):
     messages = await rows_of(text.getvalue().encode(), CsvTable(None))
     values = [list(json.loads(message.value).values()) for _, message in messages]
     assert values == rows
+
+
+@given(
+    rows=st.lists(
+        st.lists(st.text('a\r\n",é', max_size=6), min_size=2, max_size=2), min_size=1, max_size=4
+    ),
+    end=st.sampled_from(["\n", "\r\n"]),
+)
+async def test_line_ends_in_quotes_come_back_when_rows_end_in_others(rows, end):
+    """CRLF in a quoted field became LF."""
+    text = io.StringIO(newline="")
+    csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator=end).writerows([["k", "v"], *rows])
+    messages = await rows_of(text.getvalue().encode(), CsvTable("k", keyless=True))
+    assert [list(json.loads(message.value).values()) for _, message in messages] == rows
+    assert [message.key for _, message in messages] == [row[0].encode() for row in rows]
+
+
+@pytest.mark.parametrize("row", [b"a,b\rc\n", b"a,b\r\r\n", b"a,b\r", b'a,"b"\r\r\n'])
+async def test_row_is_refused_when_a_carriage_return_is_in_no_quotes(row):
+    """Python passes over one at the end of a row."""
+    with pytest.raises(InvalidRequestError, match="not a row of CSV"):
+        await rows_of(b"k,v\r\n" + row, CsvTable("k"))
 
 
 @pytest.mark.parametrize(
@@ -153,6 +175,7 @@ async def test_lines_of_ndjson_are_sent_as_they_are():
         (1, Outgoing("ß".encode(), '{"k": "ß", "n": [1]}'.encode())),
         (3, Outgoing(b"7", b' {"n": 1.50, "k": 7}')),
     ]
+    assert await rows_of(b'{"k": 1}\r', Ndjson(None)) == [(1, Outgoing(b"", b'{"k": 1}\r'))]
     assert await rows_of(b'{"k": 1}\n', Ndjson(None)) == [(1, Outgoing(b"", b'{"k": 1}'))]
 
 
