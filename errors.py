@@ -93,6 +93,7 @@ __all__ = [
     "GroupStartUnfinishedError",
     "GroupStrategyError",
     "GroupUnknownError",
+    "HandlerTimeoutError",
     "HandlerTwiceError",
     "HandlerTypeError",
     "HandshakeError",

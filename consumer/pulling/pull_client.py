@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -83,6 +84,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
     """Stop pulling while the broker takes no more ranges above the cursor: only messages pulled already fill its gaps."""
     exclusive = True
     """As a delivery of messages: no other session has a message under their token."""
+    renewal_ms = math.inf
     exempts_retries = False
     """Messages waiting for their next try do not count against the limit, up to `buffer_messages` of them."""
 
