@@ -174,7 +174,7 @@ if TYPE_CHECKING:
         WorkerCancelledError,
     )
     from .protocol.http.tls_settings import TlsSettings
-    from .protocol.message import Message, Receipt, TableReceipt
+    from .protocol.message import Lease, Message, Receipt, TableReceipt
     from .protocol.queues import QueueView, SegmentView
     from .protocol.routing import (
         ConsumeStrategy,
@@ -264,6 +264,7 @@ __all__ = [
     "LeaseLostError",
     "LogicQueue",
     "LossView",
+    "Lease",
     "Message",
     "MessageTooLargeError",
     "MixedUseError",
@@ -441,7 +442,7 @@ _HOMES = {
     ".protocol.codecs.text": ("JsonCodec", "TextCodec"),
     ".protocol.control": ("TimeBound",),
     ".protocol.http.tls_settings": ("TlsSettings",),
-    ".protocol.message": ("Message", "Receipt", "TableReceipt"),
+    ".protocol.message": ("Lease", "Message", "Receipt", "TableReceipt"),
     ".protocol.queues": ("QueueView", "SegmentView"),
     ".protocol.routing": (
         "ConsumeStrategy",

@@ -133,7 +133,8 @@ class Batch:
         if self._one_delivery:
             return int(first.deadline_ns)
         deliveries: set[Any] = {message.delivery for message in self.messages}
-        return min(delivery.deadline_ns for delivery in deliveries)
+        deadlines_ns: list[int] = [delivery.deadline_ns for delivery in deliveries]
+        return min(deadlines_ns)
 
     def done(self, _offset: int) -> None:
         """Note that all messages are handled."""

@@ -214,6 +214,13 @@ class PullClient(UserAcks, SettingAside, PullViews):
         """True if this client handed the message out, also one of an ancestor's."""
         return message.delivery is self or client_of(message) is self
 
+    def held(self) -> list[Message]:
+        """The messages that the next request renews: none, because no other session has them under this token."""
+        return []
+
+    def renewed(self, messages: list[Message], sent_ns: int) -> None:
+        """Note that a request made at `sent_ns` has renewed messages."""
+
     # ── what handlers did ────────────────────────────────────────────────────────────────────────────
     def done(self, offset: int) -> None:
         """Note that the message at `offset` is handled."""

@@ -244,10 +244,11 @@ class PullViews(ABC):
         return tasks
 
     # ── what handlers have ───────────────────────────────────────────────────────────────────────────
+    @abstractmethod
     def held(self) -> list[Message]:
-        """The messages that the next request renews: those of an exclusive group need none."""
-        return []
+        """The messages that the next request renews."""
 
+    @abstractmethod
     def renewed(self, messages: list[Message], sent_ns: int) -> None:
         """Note that a request made at `sent_ns` has renewed messages."""
 
