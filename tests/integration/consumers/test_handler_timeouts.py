@@ -14,7 +14,7 @@ from keylane.testing import VirtualCluster, run
 KINDS = pytest.mark.parametrize("strategy", ["exclusive", "shared"])
 
 
-class Hanging:
+class LateHandlers:
     """Handlers that never return for some messages."""
 
     def __init__(self, cluster: VirtualCluster) -> None:
@@ -67,7 +67,7 @@ def test_consumer_goes_on_when_all_its_handlers_hang(strategy: str, batch: bool)
 
     async def story(cluster: VirtualCluster) -> None:
         await cluster.create_subject("s", partitions=1)
-        hanging = Hanging(cluster)
+        hanging = LateHandlers(cluster)
         handlers: dict[str, Any] = (
             {"batch_handler": hanging.many, "max_records": 1} if batch else {"handler": hanging.one}
         )
@@ -97,7 +97,7 @@ def test_message_is_lost_when_its_handler_times_out_and_it_was_acked_before(
 ):
     async def story(cluster: VirtualCluster) -> None:
         await cluster.create_subject("s", partitions=1)
-        hanging = Hanging(cluster)
+        hanging = LateHandlers(cluster)
         consumer = Consumer(
             cluster.address, subject="s", group="g", consume_strategy=strategy, concurrency=1,
             ack="before", handler=hanging.one, handler_timeout_ms=20_000,
@@ -192,7 +192,7 @@ def test_handler_that_raises_another_error_at_its_time_out_has_timed_out():
 def test_handler_has_an_hour_unless_its_consumer_says_otherwise(given: dict, hangs: bool):
     async def story(cluster: VirtualCluster) -> None:
         await cluster.create_subject("s", partitions=1)
-        hanging = Hanging(cluster)
+        hanging = LateHandlers(cluster)
         async with Consumer(cluster.address, subject="s", group="g", handler=hanging.one, **given):
             await send(cluster, b"hang")
             await asyncio.sleep(3_590)

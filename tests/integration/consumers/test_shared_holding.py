@@ -30,12 +30,12 @@ async def dead_letters(cluster: VirtualCluster) -> list[tuple[int, str, int]]:
     ]
 
 
-async def member(address: str, handling: Handling) -> None:
+async def member(address: str, handling: LongHandlers) -> None:
     """The program of a member."""
     await Consumer(address, handler=handling.one, on_failure="dead", tries_max=3, **SHARED).run()
 
 
-class Handling:
+class LongHandlers:
     """Handlers that take long for the messages that say so, and note when they begin."""
 
     def __init__(self, cluster: VirtualCluster, long_s: float = 100_000) -> None:
@@ -63,7 +63,7 @@ def test_message_is_handled_once_when_its_handler_takes_longer_than_its_time_in_
 
     async def story(cluster: VirtualCluster) -> None:
         await cluster.create_subject("s", partitions=1)
-        first, other = Handling(cluster, 150), Handling(cluster, 150)
+        first, other = LongHandlers(cluster, 150), LongHandlers(cluster, 150)
         address = cluster.address
         given: list[dict[str, Any]] = [
             {"batch_handler": each.many, "max_records": 4} if batch else {"handler": each.one}
@@ -90,7 +90,7 @@ def test_message_is_handled_once_when_its_broker_restarts_meanwhile():
 
     async def story(cluster: VirtualCluster) -> None:
         await cluster.create_subject("s", partitions=1)
-        handling = Handling(cluster, 150)
+        handling = LongHandlers(cluster, 150)
         async with Consumer(cluster.address, handler=handling.one, **SHARED):
             await send(cluster, b"long")
             await asyncio.sleep(30)
@@ -109,7 +109,7 @@ def test_member_leaves_messages_to_others_when_its_workers_are_busy():
 
     async def story(cluster: VirtualCluster) -> None:
         await cluster.create_subject("s", partitions=1)
-        busy, free = Handling(cluster), Handling(cluster)
+        busy, free = LongHandlers(cluster), LongHandlers(cluster)
         async with Consumer(cluster.address, handler=busy.one, **SHARED):
             await send(cluster, *(b"long%d" % number for number in range(16)))
             await asyncio.sleep(30)
@@ -129,7 +129,7 @@ def test_member_leaves_messages_to_others_when_its_workers_are_busy():
 def test_hanging_message_takes_one_worker_and_no_more():
     async def story(cluster: VirtualCluster) -> None:
         await cluster.create_subject("s", partitions=1)
-        handling = Handling(cluster)
+        handling = LongHandlers(cluster)
         consumer = Consumer(
             cluster.address, handler=handling.one, on_failure="dead", tries_max=3,
             handler_timeout_ms=200_000, **SHARED,
@@ -154,7 +154,7 @@ def test_hanging_message_takes_one_worker_and_no_more():
 def test_message_in_hand_is_not_handed_out_again_while_its_program_works(together: bool):
     async def story(cluster: VirtualCluster) -> None:
         await cluster.create_subject("s", partitions=1)
-        other = Handling(cluster)
+        other = LongHandlers(cluster)
         async with (
             Consumer(cluster.address, **SHARED) as consumer,
             Consumer(cluster.address, handler=other.one, **SHARED) as second,
@@ -219,7 +219,7 @@ def test_expiries_count_when_the_processes_that_handle_a_message_are_killed():
 
     async def story(cluster: VirtualCluster) -> None:
         await cluster.create_subject("s", partitions=1)
-        handlings = [Handling(cluster) for _ in range(5)]
+        handlings = [LongHandlers(cluster) for _ in range(5)]
         await send(cluster, b"long", b"quick")
         for handling in handlings[:4]:
             program = cluster.start(member, cluster.address, handling)

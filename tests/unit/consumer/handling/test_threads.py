@@ -56,11 +56,11 @@ async def test_try_counts_as_failed_when_a_thread_takes_too_long(
     """It is not cancelled: its message stays with it, and is acked if it returns in the end."""
     gate, failures = threading.Event(), list[Failure]()
 
-    class NotingClient(Client):
+    class FailureNotingClient(Client):
         def note_failed(self, message: Message, failure: Failure) -> None:
             failures.append(failure)
 
-    client = NotingClient()
+    client = FailureNotingClient()
     workers, threads = threaded(
         lambda _message: gate.wait(60), handler_timeout_ms=50, cancels=False
     )

@@ -79,7 +79,7 @@ class Cents(pydantic.BaseModel):
         return f"{amount / 100} EUR"
 
 
-class Holder(pydantic.BaseModel):
+class OrderHolder(pydantic.BaseModel):
     order: Order
 
 
@@ -190,7 +190,7 @@ def test_codec_error_is_raised_when_a_receiver_would_not_get_the_value(
         (PydanticCodec(Secret), Secret(token="")),
         (PydanticCodec(Cached), Cached(number=1, cache={"a": 1})),
         (PydanticCodec(Order), Refund(orderNumber=1)),
-        (PydanticCodec(Holder), Holder(order=Order(orderNumber=1))),
+        (PydanticCodec(OrderHolder), OrderHolder(order=Order(orderNumber=1))),
         (JsonCodec(dict[str, Any]), {"a": (1, 2)}),
         (JsonCodec(list[float]), [1, 2.5]),
     ],
