@@ -88,17 +88,20 @@ class HandOut(ClientDelivery):
             message.delivery = self
             if message.offset in before._taken:
                 before._taken.discard(message.offset)
-                self.taken(message)
+                super().taken(message)
+                self._note_out([message])
 
     # ── what a program without a handler has ─────────────────────────────────────────────────────────
     def taken(self, message: Message) -> None:
         """Note that the iteration gave a message to the user, who will ack it."""
         super().taken(message)
+        self.client.taken_count += 1
         self._note_out([message])
 
     def taken_all(self, messages: list[Message]) -> None:
         """As `taken`, of each."""
         super().taken_all(messages)
+        self.client.taken_count += len(messages)
         self._note_out(messages)
 
     def _note_out(self, messages: list[Message]) -> None:
@@ -158,8 +161,10 @@ class SharedClient(PullClient):
     def _begin(self) -> None:
         self._handed_count = 0
         """Messages handed out here, ever."""
+        self.taken_count = 0
+        """Those of them that a program without a handler was given."""
         self._counted = (self._clock.boot_ns(), 0)
-        """Boot time of the last pull, and the messages that had ended by then."""
+        """Boot time of the last pull, and the messages that workers or the program were done with by then."""
         self._held_told_ns = 0
         super()._begin()
 
@@ -221,24 +226,28 @@ class SharedClient(PullClient):
             self.waiting_for = "handlers"
             await self._in_flight.changed()
         now_ns = self._clock.boot_ns()
-        self._counted = (now_ns, self._handed_count - self._in_flight.count)
+        self._counted = (now_ns, self._passed_count)
         return room
+
+    @property
+    def _passed_count(self) -> int:
+        """Messages that handlers are done with, or that a program without a handler was given: it may ack them later."""
+        return max(self._handed_count - self._in_flight.count, self.taken_count)
 
     def _room_now(self) -> int:
         """
         The number of messages to pull now; 0: none.
 
         A free worker gets one at once.  While all are busy, messages wait here only as far as others were handled in the last
-        second: another consumer may be free.
+        second, or taken by a loop: another consumer may be free.
         """
         in_flight = self._in_flight
         limit = in_flight.capacity(self._settings.in_flight_messages)
         if in_flight.blocked or limit <= 0:
             return 0
-        pulled_ns, ended = self._counted
-        ended = self._handed_count - in_flight.count - ended
-        passed_ns = max(self._clock.boot_ns() - pulled_ns, SECOND_NS)
-        ahead = max(0, ended) * SECOND_NS // passed_ns
+        pulled_ns, passed_before = self._counted
+        since_ns = max(self._clock.boot_ns() - pulled_ns, SECOND_NS)
+        ahead = max(0, self._passed_count - passed_before) * SECOND_NS // since_ns
         spare = self.owner.spare
         room = min(limit, spare + ahead)
         return room if spare > 0 or 0 < ahead // 2 <= room else 0
