@@ -458,6 +458,8 @@ class BrokerService:
         """
         partition, group = self.owned(request, now_ms)
         ranges = request.ranges
+        if request.held:
+            check_held(request, partition)
         if len(ranges) > ACK_RANGES_MAX:
             raise OverloadedError(f"more than {ACK_RANGES_MAX} ranges in one ack")
         if ranges:
@@ -481,7 +483,6 @@ class BrokerService:
             self._store.commit.check_room(0, own=True)
             group.begins(request.begun)
         if request.held and group.lock.session == SHARED:
-            check_held(request, partition)
             if now_ms is None:
                 now_ms = self._clock.boot_ms()
             group.handed_out().hold(
