@@ -435,6 +435,7 @@ class Workers:
             if worker.is_cancelled:
                 raise error
             worker.take_back_cancel()
+            worker.timed_out = None
             if self._cancels:
                 error = self._timeout_error(error)
         if isinstance(error, asyncio.CancelledError):

@@ -188,6 +188,26 @@ def test_handler_that_raises_another_error_at_its_time_out_has_timed_out():
     run(story, seed=7)
 
 
+def test_error_of_a_later_try_is_its_own_when_the_first_has_timed_out():
+    async def story(cluster: VirtualCluster) -> None:
+        await cluster.create_subject("s", partitions=1)
+
+        async def handle(message: Message) -> None:
+            if message.attempt == 1:
+                await asyncio.sleep(100_000)
+            raise ValueError("no such customer")
+
+        async with Consumer(
+            cluster.address, subject="s", group="g", handler=handle, on_failure="dead", tries_max=2,
+            concurrency=1, handler_timeout_ms=60_000,
+        ):  # fmt: skip
+            await send(cluster, b"a")
+            await asyncio.sleep(100)
+        assert await set_aside(cluster) == [("ValueError", 2)]
+
+    run(story, seed=7)
+
+
 @pytest.mark.parametrize(("given", "hangs"), [({}, False), ({"handler_timeout_ms": 0}, True)])
 def test_handler_has_an_hour_unless_its_consumer_says_otherwise(given: dict, hangs: bool):
     async def story(cluster: VirtualCluster) -> None:
