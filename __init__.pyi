@@ -51,6 +51,7 @@ from .protocol.errors import RetryRule as RetryRule
 from .protocol.errors import SubjectUnknownError as SubjectUnknownError
 from .protocol.errors import UnreachableError as UnreachableError
 from .protocol.http.tls_settings import TlsSettings as TlsSettings
+from .protocol.message import Lease as Lease
 from .protocol.message import Message as Message
 from .protocol.message import Receipt as Receipt
 from .protocol.message import TableReceipt as TableReceipt

@@ -60,6 +60,7 @@ from .answering.request_checks import (
     check_begun,
     check_failed,
     check_failing,
+    check_held,
     check_shared,
     wanted_tags,
 )
@@ -457,6 +458,8 @@ class BrokerService:
         """
         partition, group = self.owned(request, now_ms)
         ranges = request.ranges
+        if request.held:
+            check_held(request, partition)
         if len(ranges) > ACK_RANGES_MAX:
             raise OverloadedError(f"more than {ACK_RANGES_MAX} ranges in one ack")
         if ranges:
@@ -479,6 +482,16 @@ class BrokerService:
             check_begun(request, partition)
             self._store.commit.check_room(0, own=True)
             group.begins(request.begun)
+        if request.held and group.lock.session == SHARED:
+            if now_ms is None:
+                now_ms = self._clock.boot_ms()
+            group.handed_out().hold(
+                group.acked,
+                request.session,
+                request.held,
+                now_ms=now_ms,
+                in_flight_ms=request.in_flight_ms,
+            )
         return group.acked.cursor, partition, group
 
     def save(self, partition: HostedPartition, group: Group, ended: Ended) -> bool:

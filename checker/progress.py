@@ -36,7 +36,7 @@ class Progress:
         self.looks: list[Looked] = []
         self._findings = findings
         self._late: list[tuple[int, int]] = []
-        """(token, offset) first handled when a newer owner had begun."""
+        """(token, offset) first handled when a newer owner had begun, and not given up by an operator since."""
         self._sessions: dict[int, str] = {}
         """Token → session that used it."""
         self._instants: list[int] = []
@@ -105,6 +105,8 @@ class Progress:
         (era.ended if skipped else era.aside).add(offset)
         if alone:
             self.alone.add(offset)
+        if skipped:  # it was parked still, so that no ack of an earlier owner had counted
+            self._late = [late for late in self._late if late[1] != offset]
         self._aside[token].add(offset)
 
     def handled(self, offset: int, token: int, *, foreign: bool = False) -> None:

@@ -21,6 +21,7 @@ def message_json(message: Message, more: Mapping[str, object] | None = None) -> 
         **_printed("key", message.key),
         **_printed("value", message.value),
         "fencing_token": message.fencing_token,
+        "lease": message.lease,
         "attempt": message.attempt,
         "sent_at_ns": message.sent_at_ns,
     }

@@ -109,6 +109,8 @@ class Assignments:
         self._connections = connections
         self._membership = membership
         self._dispatch = dispatch
+        if settings.consume_strategy is ConsumeStrategy.SHARED:
+            dispatch.on_idle = self._wake_pulls
         self._fail = fail
         self._clients: dict[int, PullClient] = {}
         self._ending: dict[int, PullClient] = {}
@@ -242,6 +244,26 @@ class Assignments:
         """Let later messages of their keys be handed out."""
         assert isinstance(self._dispatch, Stream)
         self._dispatch.acked_again(messages)
+
+    @property
+    def spare(self) -> int:
+        """For how many further messages a worker is free; below 0: so many wait for one."""
+        return self._dispatch.spare
+
+    def held(self, client: PullClient) -> list[Message]:
+        """The client's messages that are with handlers, or with the body of the program's loop."""
+        return self._dispatch.held(client)
+
+    def passed_over(self, message: Message) -> None:
+        """Count a failed try of a message of a shared group that the program has not acked in time."""
+        assert isinstance(self._dispatch, Stream)
+        self._dispatch.passed_over(message)
+
+    def _wake_pulls(self) -> None:
+        """Let pulls that wait for a free worker look again."""
+        for client in self._clients.values():
+            if isinstance(client, SharedClient):
+                client.wake()
 
     async def history(self) -> SubjectHistory:
         """Every partition that the subject ever had."""
@@ -397,6 +419,7 @@ class Assignments:
         handler's object keeps would keep that handler, and with it the consumer, for good.
         """
         self._fail = _ignore
+        self._dispatch.on_idle = None
         del self._dispatch, self._membership, self._rebalance
         self._places = None
 

@@ -112,6 +112,8 @@ class Consumer(Owned, Taking[V], Resident):
         on_full: for "park": what becomes of a key where the group can park no more: "block" or "dead".
         tries_max: durable tries of a message before `on_failure` applies; 10 by default, 32 for "retry".  What `keylane
             group set` stored overrides these three, and `handler_backoff`.
+        handler_timeout_ms: an hour by default; a handler that runs for longer is cancelled, and its try counts as failed;
+            0: no limit.
         start: where the group begins if it is new: "earliest", the default; "latest": it gets what is sent once this
             consumer is open; an instant, as a datetime with a time zone, its text, or "-1h"; or "manifest:DIR": where the
             backfill in that folder ended, with nothing twice and nothing between.  A group that exists ignores it.
@@ -151,6 +153,7 @@ class Consumer(Owned, Taking[V], Resident):
         on_failure: FailurePolicy | str | None = None,
         on_full: FullPolicy | str | None = None,
         tries_max: int | None = None,
+        handler_timeout_ms: int | None = None,
         start: GroupBegin | None = None,
         tags: Collection[str] | None = None,
         filter: Filter | None = None,  # noqa: A002 - the word that users look for
@@ -185,6 +188,7 @@ class Consumer(Owned, Taking[V], Resident):
             settings, concurrency=concurrency, max_records=max_records, max_wait_ms=max_wait_ms,
             ttl_ms=ttl_ms, consume_strategy=consume_strategy, instance=instance, ack=ack,
             on_failure=on_failure, on_full=on_full, tries_max=tries_max,
+            handler_timeout_ms=handler_timeout_ms,
         )  # fmt: skip
         self._broadcast = check_broadcast(broadcast, group, start, self._settings)
         self._calls.check(self._settings, concurrency=concurrency, alone=not self._several)

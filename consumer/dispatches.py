@@ -118,7 +118,7 @@ class Dispatches:
                 if self._wanted is None
                 else Filtering(self._wanted, settings.handler_backoff, rng),
             )
-        handler, threads = calls.one, None
+        handler, threads, first = calls.one, None, None
         if self._wanted is not None:
             filters = filtered if calls.batch_handler is None else filtered_batches
             handler = filters(handler, self._wanted)
@@ -135,6 +135,8 @@ class Dispatches:
         known: dict[str, Any] = {
             "concurrency": calls.threads or settings.concurrency,
             "handover_ms": settings.handover_ms,
+            "handler_timeout_ms": settings.handler_timeout_ms or 0,
+            "cancels": not calls.threads,
             "backoff": settings.try_backoff,
             "clock": clock,
             "rng": rng,
@@ -152,6 +154,8 @@ class Dispatches:
         if threads is not None:
             threads.ends = lambda: workers.ends(asyncio.current_task())
             threads.on_end = on_crash
+        if first is not None:
+            first.timed_out = lambda: workers.timed_out(asyncio.current_task())
         return workers
 
     def begin(self) -> None:

@@ -33,6 +33,7 @@ class AckMode(enum.StrEnum):
 
 
 RECORDS_MAX = 100_000
+HANDLER_TIMEOUT_MS_MAX = 7 * 24 * 3_600_000
 
 _RANGES = {
     "ttl_ms": (TTL_MS_MIN, TTL_MS_MAX),
@@ -45,6 +46,7 @@ _RANGES = {
     "in_flight_messages": (1, 100_000),
     "in_flight_ms": (100, IN_FLIGHT_MS_MAX),
     "ack_linger_ms": (0, 10_000),
+    "handler_timeout_ms": (0, HANDLER_TIMEOUT_MS_MAX),
     "handover_ms": (0, 600_000),
     "tries_max": (1, TRIES_MAX_MAX),
     "retry_tries_max": (1, TRIES_MAX_MAX),
@@ -74,9 +76,11 @@ class ConsumerSettings:
             keeps.
         in_flight_messages: 1 to 100_000, default 200; shared groups: messages of one partition that are handed
             out to this consumer and not yet handled, at most; other consumers do not get them.  Messages
-            waiting for their next try do not count, up to `buffer_messages` of them.
-        in_flight_ms: 100 to 3_600_000, default 60_000; shared groups: milliseconds after which a message that
-            is not acked is handed out again, to any consumer; set it longer than waiting and handling take.
+            waiting for their next try do not count, up to `buffer_messages` of them.  Less is pulled while handlers take
+            long: as many messages as workers are free, and as are handled in a second.
+        in_flight_ms: 100 to 3_600_000, default 60_000; shared groups: milliseconds after which a message that waits here
+            for a worker, or for its next try, is handed out again, to any consumer; so is one that a loop has passed over
+            without an ack, as a failed try.  What a handler or the loop body has is renewed until it ends.
             When a broker has not heard a consumer for `ttl_ms`, its messages are handed out again at once.
         instance: default ""; a name of this consumer within its group that outlives its process.  A process that is
             started under the same name takes over from its predecessor at once, with the same partitions and new
@@ -89,6 +93,11 @@ class ConsumerSettings:
             and no message is handled twice: one whose handler fails, or is cut short by a crash or a hand-over, is lost.
         ack_linger_ms: 0 to 10_000, default 20; milliseconds for which acks are collected before one request
             carries them.
+        handler_timeout_ms: 0 to 604_800_000, default 3_600_000; milliseconds after which a handler, or a batch handler, that
+            has not returned is cancelled, up to a tenth later; that is a failed try, with HandlerTimeoutError.  0 or
+            None: no limit.  In `threads` it is counted as a failed try and logged, and the message stays with the thread
+            until that returns, because a thread cannot be cancelled.  A `def` without `threads` blocks the event loop,
+            and no limit ends it.  With ack="before" the message is lost, as with other errors.
         handover_ms: 0 to 600_000, default 5_000; milliseconds that running handlers have to end when their
             partition is handed over, within the lease; then they are cancelled.  A handler that ignores the
             cancellation keeps its partition here until it ends.  Iteration: the time for acks of messages
@@ -136,6 +145,7 @@ class ConsumerSettings:
     instance: str = ""
     ack: AckMode = AckMode.LINGERING
     ack_linger_ms: int = 20
+    handler_timeout_ms: int | None = 3_600_000
     handover_ms: int = 5_000
     on_failure: FailurePolicy | None = None
     on_full: FullPolicy = FullPolicy.BLOCK
@@ -147,6 +157,8 @@ class ConsumerSettings:
     retry_backoff: Backoff = field(default_factory=lambda: Backoff(first_ms=5_000, max_ms=600_000))
 
     def __post_init__(self) -> None:
+        if self.handler_timeout_ms is None:
+            object.__setattr__(self, "handler_timeout_ms", 0)
         values = values_of(self)
         problems = range_problems(values, _RANGES)
         if not problems and self.concurrency > ACK_RANGES_MAX:

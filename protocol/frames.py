@@ -94,6 +94,9 @@ class Ack(Frame, frozen=True, array_like=True, tag=4):
 
     If the owner ends before it acks them, tells that they failed, or releases, the next owner learns of them.
     """
+    held: tuple[tuple[int, int], ...] = ()
+    """Of a shared group: ranges that are with handlers of the session still; they are in flight for `in_flight_ms` from now on."""
+    in_flight_ms: int = 0
 
 
 class Release(Frame, frozen=True, array_like=True, tag=5):
@@ -135,8 +138,8 @@ class PullShared(Frame, frozen=True, array_like=True, tag=8):
     """
     Messages that are not in flight.  The session acks them within `in_flight_ms`, or they are redelivered.  Answer: Handed.
 
-    Ack and Release are those of an exclusive group.  Each pull and each ack renews the session.  A Release returns
-    every message that the session has in flight.
+    Ack and Release are those of an exclusive group.  Each pull and each ack renews the session; an ack also renews what
+    it names as held.  A Release returns every message that the session has in flight.
     """
 
     partition_id: int

@@ -89,13 +89,32 @@ class Delivery(Protocol):
         ...
 
 
+class Lease(msgspec.Struct, frozen=True, gc=False):
+    """
+    The right under which a message is handled: of a consumer group's owner of one partition.
+
+    Tokens are compared within one `partition_id` of one group: a store that keeps the highest `token` of each refuses a late
+    owner.  Tokens of different partitions say nothing about each other.
+    """
+
+    partition_id: int
+    """The partition that is leased: the message's own, or that of a child which handles what its parent has parked."""
+    token: int
+    """Higher with each owner of the partition."""
+
+
+def lease_of(partition_id: int, token: int) -> Lease | None:
+    """The lease; None without a token, as of what is only read or broadcast."""
+    return Lease(partition_id, token) if token > 0 else None
+
+
 class Message(msgspec.Struct, Generic[V], gc=False):
     """
     One message as stored; `Message[Order]` is that of a client with a codec for `Order`.
 
     `offset` counts messages in the partition, from 0.
-    `fencing_token` is the token of the grant under which the message was delivered.  A handler may pass it to the
-    system that it writes to, which can then refuse writes of an earlier owner.
+    `fencing_token` is the token of `lease`, whose partition may be another one than `partition_id`: a handler passes `lease`
+    to the system that it writes to, which can then refuse writes of an earlier owner.
     `packed_properties` and `delivery` belong to the client: a program reads `properties`, and acks with `ack`.
     """
 
@@ -184,6 +203,13 @@ class Message(msgspec.Struct, Generic[V], gc=False):
             offset=self.offset,
         )
         return cast(V, value)
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease under which the message is handled; None if it was only read, or broadcast."""
+        if self.delivery is None:
+            return None
+        return lease_of(self.delivery.leased_id, self.fencing_token)
 
     @property
     def group(self) -> str:

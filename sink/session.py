@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
@@ -296,7 +297,7 @@ def fenced_batch(
 
     Raises:
         InvalidRequestError: no such session, or no such messages.
-        EffectFencedError: messages of one partition are of two owners.
+        EffectFencedError: messages that are handled under the lease of one partition are of two owners of it.
         ConfigError: the prefix cannot be used.
     """
     if isinstance(messages, Message) or not isinstance(messages, Iterable):
@@ -304,12 +305,12 @@ def fenced_batch(
             f"fenced_batch takes a list of messages, not a {type(messages).__name__}: fenced takes one"
         )
     checked = [_checked_message(message) for message in messages]
-    tokens: dict[tuple[str, str, int], Source] = {}
+    leases: dict[tuple[str, str, int], Source] = {}
     for message in checked:
         source = _source_of(message)
-        newest = max(tokens.setdefault(source[:3], source), source)
-        oldest = min(tokens[source[:3]], source)
-        if newest != oldest:
+        other = leases.setdefault((source.subject, source.group, source.leased_id), source)
+        if other.token != source.token:
+            oldest, newest = sorted((other, source), key=attrgetter("token"))
             raise oldest.fenced(newest.token, message.offset)
     return Fenced(_checked_target(target), checked, list, prefix)
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from ..consumer import ArrowBatch
+from ..protocol.message import Lease
 from .loop_thread import LoopThread
 
 
@@ -51,8 +52,13 @@ class TakenBatch:
         return self.batch.next_offset
 
     @property
+    def lease(self) -> Lease | None:
+        """The lease under which the messages were delivered."""
+        return self.batch.lease
+
+    @property
     def fencing_token(self) -> int:
-        """The token of the grant under which the messages were delivered."""
+        """The token of `lease`."""
         return self.batch.fencing_token
 
     @property

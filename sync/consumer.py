@@ -34,7 +34,7 @@ from ..consumer.settings import OTHER_WORDS
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import ClosedError, ConfigError, InvalidRequestError
 from ..protocol.http.tls_settings import TlsSettings
-from ..protocol.message import Message
+from ..protocol.message import Lease, Message
 from ..protocol.reading.instants import GroupBegin
 from ..protocol.routing import ConsumeStrategy
 from ..protocol.settings import refuse_others
@@ -95,8 +95,13 @@ class TakenMessage(Generic[V]):
         return self.message.sent_at_ns
 
     @property
+    def lease(self) -> Lease | None:
+        """The lease under which it was delivered: a store refuses a late owner by it."""
+        return self.message.lease
+
+    @property
     def fencing_token(self) -> int:
-        """The token of the grant under which it was delivered."""
+        """The token of `lease`."""
         return self.message.fencing_token
 
     @property

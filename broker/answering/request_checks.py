@@ -43,6 +43,19 @@ def check_begun(request: Ack, partition: HostedPartition) -> None:
             raise InvalidRequestError(f"no message to begin: offset {offset}, {crashes} crashes")
 
 
+def check_held(request: Ack, partition: HostedPartition) -> None:
+    """Raises InvalidRequestError, OverloadedError: no messages that a session could have with its handlers."""
+    if sum(end - start for start, end in request.held) > IN_FLIGHT_PER_SESSION_MAX:
+        raise OverloadedError(f"more than {IN_FLIGHT_PER_SESSION_MAX} held messages in one ack")
+    if not 1 <= request.in_flight_ms <= IN_FLIGHT_MS_MAX:
+        raise InvalidRequestError(
+            f"in_flight_ms is from 1 to {IN_FLIGHT_MS_MAX}, not {request.in_flight_ms}"
+        )
+    for start, end in request.held:
+        if not 0 <= start < end <= partition.readable_offset:
+            raise InvalidRequestError(f"no held messages: offsets {start} to {end}")
+
+
 def wanted_tags(request: Pull) -> list[bytes]:
     """The tags of a pull as UTF-8.  Raises InvalidRequestError."""
     wanted = [tag.encode() for tag in request.tags]

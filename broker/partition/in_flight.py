@@ -5,12 +5,13 @@
      └──────────────────────────┘
 
 A message that is neither acked nor in flight is free.  Messages in flight are not stored: after a restart every message
-that is not acked is free.  Each acquire, pull and ack renews a session; a client with slow handlers sends empty acks.
+that is not acked is free.  Each acquire, pull and ack renews a session, and an ack the deadlines of what it names as held:
+messages whose handlers run.
 
 Invariants
     A message is in flight at one session at a time.  An acked message is not in flight.
-    A message that is not acked at its deadline, by the broker's boot clock, is free again.  So are all messages of a
-    session that was silent for its ttl.  Such a session may still handle them; they are then handled twice.
+    A message that is neither acked nor held at its deadline, by the broker's boot clock, is free again.  So are all messages
+    of a session that was silent for its ttl.  Such a session may still handle them; they are then handled twice.
     What a silent session had in flight may have ended its process: it is told once, by `take_ended`.
     There is no order: the lowest free messages go to the first session that pulls.
 """
@@ -148,12 +149,43 @@ class InFlight:
             ranges.append((start, end))
             left -= end - start
         self._look_from = offset
-        until_ms = now_ms + in_flight_ms
+        self._put(ranges, session, now_ms + in_flight_ms)
+        return ranges
+
+    def _put(self, ranges: list[Range], session: str, until_ms: int) -> None:
+        """Have free messages in flight at a session."""
         for start, end in ranges:
             insort(self._handed, HandedOut(start, end, session, until_ms))
         if ranges:
             self._due_ms = min(self._due_ms, until_ms, self._silent_ms(session))
-        return ranges
+
+    def hold(
+        self,
+        acked: AckedOffsets,
+        session: str,
+        ranges: Iterable[Range],
+        *,
+        now_ms: int,
+        in_flight_ms: int,
+    ) -> None:
+        """
+        Have the time in flight begin again for messages whose handlers run at a session.
+
+        One that was freed meanwhile, as by a restart of the broker, is in flight there again, unless another session has
+        it, or it is acked.
+        """
+        self.expire(now_ms)
+        for start, end in ranges if session not in self._left else ():
+            self._cut(start, end, session)
+            offset = start
+            while offset < end and len(self._handed) < IN_FLIGHT_RANGES_MAX:
+                low, high = self._free(acked, offset, end)
+                if low >= high:
+                    break
+                self._put([(low, high)], session, now_ms + in_flight_ms)
+                offset = high
+            if offset < end:
+                self._look_from = min(self._look_from, offset)
 
     def _is_alone(self, session: str, alone: Sequence[int]) -> bool:
         """True if a session has one of these messages in flight."""

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, cast
 
+from ...protocol.errors import HandlerTimeoutError
 from ...protocol.message import Message
 from ...protocol.text import counted
 from ..log_names import message_name
@@ -37,6 +38,8 @@ class AckedFirst:
     def __init__(self, handler: Callable[[Any], Any], *, boot_ms: Callable[[], int]) -> None:
         self._handler = handler
         self._boot_ms = boot_ms
+        self.timed_out: Callable[[], HandlerTimeoutError | None] = lambda: None
+        """The error of the handler in the running task, if it was cancelled because it took too long."""
         self._lost = 0
         """Messages since the last line."""
         self._silent_until_ms = 0
@@ -58,9 +61,10 @@ class AckedFirst:
             if result is not None:
                 await await_result(result)
         except asyncio.CancelledError as error:
-            self._note_lost(messages, error)
+            timeout = self.timed_out()
+            self._note_lost(messages, timeout or error)
             task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if timeout is None and (task is None or task.cancelling()):
                 raise
         except Exception as error:  # noqa: BLE001 - no try follows
             self._note_lost(messages, error)

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from ...protocol.batch import unpacked
 from ...protocol.errors import ConfigError, CorruptBatchError, InvalidRequestError
+from ...protocol.message import lease_of
 from ..delivery.pulled_batch import PulledBatch
 from ..pulling.pull_client import PullClient
 from .not_acked import asked_wait_ms, wait_ms_of
@@ -45,7 +46,8 @@ class ArrowBatch:
         queue: the number of its logic queue.
         start_offset: the offset of the first row.
         next_offset: one past the offset of the last row.
-        fencing_token: of the grant under which the messages were delivered, as of `Message`.
+        lease: the lease under which the messages were delivered, as of `Message`; None without a group.
+        fencing_token: its token.
         attempt: how often the batch was handed out, this time included.
     """
 
@@ -62,6 +64,7 @@ class ArrowBatch:
         self.start_offset = start_offset
         self.next_offset: int = start_offset + record_batch.num_rows
         self.fencing_token = _client.token
+        self.lease = lease_of(_client.leased_id, _client.token)
         self.attempt = 1
         self._client = _client
         self._owner = _owner

@@ -9,7 +9,6 @@ Invariant
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -48,7 +47,7 @@ class Batch:
         attempt: how often the batch was tried, its next time included.
     """
 
-    __slots__ = ("_attempt", "_deliveries", "_keys", "acked_each", "client", "messages")
+    __slots__ = ("_attempt", "_keys", "_one_delivery", "acked_each", "client", "messages")
 
     def __init__(
         self,
@@ -61,9 +60,7 @@ class Batch:
     ) -> None:
         first = messages[0].delivery
         self.client: BatchClient = first.client  # type: ignore[union-attr]
-        self._deliveries: Iterable[Any] = (
-            (first,) if one_delivery else {message.delivery for message in messages}
-        )
+        self._one_delivery = one_delivery
         self.acked_each = acked_each
         self.messages = messages
         self._keys = keys
@@ -132,7 +129,11 @@ class Batch:
     @property
     def deadline_ns(self) -> int:
         """The handler does not start after it."""
-        deadlines_ns: list[int] = [delivery.deadline_ns for delivery in self._deliveries]
+        first: Any = self.messages[0].delivery
+        if self._one_delivery:
+            return int(first.deadline_ns)
+        deliveries: set[Any] = {message.delivery for message in self.messages}
+        deadlines_ns: list[int] = [delivery.deadline_ns for delivery in deliveries]
         return min(deadlines_ns)
 
     def done(self, _offset: int) -> None:

@@ -483,6 +483,12 @@ class BatchLanes:
         """Forget the batches of a pull client that are not opened; returns how many messages they have."""
         return sum(queue.drop_batches(client) for queue in self._queues.values())
 
+    @property
+    def runnable(self) -> int:
+        """As of `Lanes`."""
+        queues = (each for each in self._queues.values() if each.partition_id not in self._paused)
+        return sum(queue.count for queue in queues) + sum(map(len, self._again))
+
     def __len__(self) -> int:
         ready = sum(queue.count for queue in self._queues.values())
         return ready + sum(map(len, self._held.values())) + sum(map(len, self._again))

@@ -54,6 +54,8 @@ class BatchWorkers(Workers):
         clock: Clock,
         rng: random.Random,
         on_crash: Callable[[BaseException], None],
+        handler_timeout_ms: int = 0,
+        cancels: bool = True,
         ordered: bool = True,
         acks_each: bool = False,
         failing: Failing | None = None,
@@ -69,10 +71,13 @@ class BatchWorkers(Workers):
             clock=clock,
             rng=rng,
             on_crash=on_crash,
+            handler_timeout_ms=handler_timeout_ms,
+            cancels=cancels,
             ordered=ordered,
             acks_each=acks_each,
             failing=failing,
         )
+        self._per_handler = max_records
         self._per_turn = max(1, MESSAGES_PER_TURN // max_records)
         self._max_wait_s = max_wait_ms / 1000
         self._batch_lanes = BatchLanes(
@@ -88,11 +93,13 @@ class BatchWorkers(Workers):
         """Add messages of one partition, in the order of their offsets."""
         if messages:
             self._wait(messages[0].partition_id, self._batch_lanes.put(messages))
+        self._watch_timeouts()
         self._work.wake_all()
 
     def put_batch(self, batch: UnopenedBatch) -> None:
         """Add a batch of one partition, which is opened when its messages are next."""
         self._wait(batch.client.partition_id, self._batch_lanes.put_batch(batch))
+        self._watch_timeouts()
         self._work.wake_all()
 
     def _wait(self, partition_id: int, number: int) -> None:
@@ -104,6 +111,7 @@ class BatchWorkers(Workers):
     def _ripen(self, partition_id: int, number: int) -> None:
         if not self._closed:
             self._wait(partition_id, self._batch_lanes.ripen(partition_id, number))
+            self._watch_timeouts()
         self._work.wake_all()
 
     def _wait_for_try(self, message: Message, error: BaseException, now_ns: int) -> None:
@@ -148,6 +156,9 @@ class BatchWorkers(Workers):
         self._retries.wait(tried, due_ns)
         self._count_retrying(tried, 1)
         self._wake_at(due_ns, now_ns)
+
+    def _messages_of(self, message: Message) -> list[Message]:
+        return cast(Batch, message).messages
 
     def _count_retrying(self, message: Message, sign: int) -> None:
         batch = cast(Batch, message)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ...protocol.backoff import Backoff
 from ...protocol.message import Message
-from ...protocol.parked import Failure, failure_of, nack_of, running_of
+from ...protocol.parked import Failure, failure_of, nack_of, passed_over_of, running_of
 from ..settings import ConsumerSettings, FailurePolicy
 from .not_acked import Retry, asked_wait_ms, only_retry
 
@@ -92,6 +92,10 @@ class Failing:
         if error is not None:
             return self.failure(error, attempts)
         return nack_of(client=self.client, at_ms=self.wall_ms(), attempts=attempts)
+
+    def passed_over(self, attempts: int) -> Failure:
+        """What is kept of a message of a shared group that the program neither acked nor gave back in time."""
+        return passed_over_of(client=self.client, at_ms=self.wall_ms(), attempts=attempts)
 
     def hanging(self, what: str, attempt: int) -> Failure:
         """What is told of a message whose try number `attempt` does not end."""

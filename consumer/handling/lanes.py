@@ -365,6 +365,11 @@ class Lanes:
                 self.busy[key] = kept or None
         return dropped
 
+    @property
+    def runnable(self) -> int:
+        """Messages of a shared group that wait for a worker."""
+        return len(self.arrived) + len(self.due)
+
     def __len__(self) -> int:
         paused = sum(map(len, self._paused.values()))
         lanes = sum(len(lane) for lane in self.busy.values() if lane)

@@ -124,6 +124,12 @@ class Stream:
         runner, done = "body of the loop", "is left by the loop"
         self._log_throttle = LogThrottle(runner=runner, done=done, ordered=ordered)
         self._leaving = asyncio.Event()
+        self.on_idle: Callable[[], None] | None = None
+        """Called when the user waits for messages."""
+        self._asks_for = 1
+        """Messages that the user takes at once."""
+        self._given: list[Message] = []
+        """What `getmany` gave last, until the user asks again."""
 
     def adopt(self, settings: ConsumerSettings) -> None:
         """Follow the failure policy of these settings from now on."""
@@ -200,6 +206,7 @@ class Stream:
     async def take_many(self, max_records: int, timeout_ms: int) -> list[Message[Any]]:
         """Up to `max_records` messages; none if none came within `timeout_ms`.  Raises as `next` does."""
         self._begin_waiting("getmany()")
+        self._asks_for = max_records
         until_ns = self._boot_ns() + timeout_ms * 1_000_000
         try:
             while True:
@@ -207,6 +214,7 @@ class Stream:
                 await asyncio.sleep(0)  # for heartbeats and pulls
                 taken = self._take(max_records)
                 if taken or self._boot_ns() >= until_ns:
+                    self._given = taken or []
                     self.current = taken[0] if taken else None
                     return taken or []
                 if taken is None:
@@ -260,7 +268,7 @@ class Stream:
             self._begun.set()
         self._asked.set()
         self._iterated = True
-        self.current = None
+        self.current, self._given = None, []
 
     def _check_open(self) -> None:
         if self._error is not None:
@@ -391,10 +399,40 @@ class Stream:
     async def _wait_for_work(self, due_ns: int | None) -> None:
         """Wait for a message to arrive, or to be due again, at `due_ns` of the boot clock."""
         self._work.clear()
+        if self.on_idle is not None:
+            self.on_idle()
         left_s = None if due_ns is None else max(0.0, (due_ns - self._boot_ns()) / 1e9)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(left_s):
                 await self._work.wait()
+
+    # ── shared groups ────────────────────────────────────────────────────────────────────────────────
+    @property
+    def spare(self) -> int:
+        """How many further messages the user would take now; below 0: so many wait until it asks."""
+        return (self._asks_for if self._asked.is_set() else 0) - len(self._waiting)
+
+    def held(self, client: PullClient) -> list[Message]:
+        """The client's messages that the program was given last, if it has not acked them."""
+        held = self._given or ([] if self.current is None else [self.current])
+        return [
+            each
+            for each in held
+            if client_of(each) is client and each.delivery.has_taken(each)  # type: ignore[union-attr]
+        ]
+
+    def passed_over(self, message: Message) -> None:
+        """Count a failed try of a message that the program has not acked while it was in flight: it comes again."""
+        failure = self._failing.passed_over(message.attempt)
+        if self._failing.is_last_try(message):
+            self._set_aside(message, failure)
+            return
+        client: PullClient = message.delivery  # type: ignore[assignment]
+        client.note_failed(message, failure)
+        now_ms = self._boot_ns() // 1_000_000
+        warn(self._log_throttle.failed(message, failure.kind, now_ms, 0, asked_for=failure.text))
+        client.forget(1)
+        self.acked_again([message])
 
     # ── messages given back ──────────────────────────────────────────────────────────────────────────
     def nack(

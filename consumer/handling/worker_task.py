@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from ...protocol.message import Message
@@ -19,7 +20,9 @@ _IGNORED = "coroutine ignored GeneratorExit"
 class WorkerTask:
     """A worker; `Workers` says how its requests to end are counted."""
 
-    __slots__ = ("cancelled_message", "message", "ran", "seen", "seen_attempt", "seen_ms", "task")
+    __slots__ = (
+        "cancelled_message", "message", "ran", "running", "seen", "seen_attempt", "seen_ms", "task", "timed_out",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.message: Message | None = None
@@ -29,6 +32,10 @@ class WorkerTask:
         self.task: asyncio.Task[None] | None = None
         self.ran = 0
         """Messages handled by `_run_alone` that their pull client was not told of."""
+        self.running: tuple[Message, int, int] | None = None
+        """`message` at the last look for time-outs; with its attempt, and since when it is there."""
+        self.timed_out: Message | None = None
+        """The message whose handler has taken too long, until the next one's look."""
         self.seen: Message | None = None
         """`message` at the last check; with its attempt, and since when it is there."""
         self.seen_attempt = 0
@@ -46,6 +53,18 @@ class WorkerTask:
         self.take_back_cancel()
         self.cancelled_message = self.message
         self.task.cancel()
+
+    def has_run_ms(self, now_ms: int) -> int:
+        """For how many milliseconds the handler is known to run, at a look for time-outs."""
+        message = self.message
+        if message is None:
+            self.running = None
+            return 0
+        running = self.running
+        if running is None or running[0] is not message or running[1] != message.attempt:
+            self.running, self.timed_out = (message, message.attempt, now_ms), None
+            return 0
+        return now_ms - running[2]
 
     def take_back_cancel(self) -> None:
         """Take the request back: the cancelled handler has ended."""
@@ -70,9 +89,11 @@ class IdleWorkers:
     loop between.
     """
 
-    __slots__ = ("waiting",)
+    __slots__ = ("on_idle", "waiting")
 
     def __init__(self) -> None:
+        self.on_idle: Callable[[], None] | None = None
+        """Called when a worker becomes idle."""
         self.waiting: dict[asyncio.Future[None], None] = {}
         """A future of each."""
 
@@ -98,6 +119,8 @@ class IdleWorkers:
         """Wait until this worker is woken."""
         waiter = asyncio.get_running_loop().create_future()
         self.waiting[waiter] = None
+        if self.on_idle is not None:
+            self.on_idle()
         try:
             await waiter
         except BaseException:

@@ -27,7 +27,7 @@ from typing import Any
 
 from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock, boot_seconds
-from ...protocol.errors import WorkerCancelledError
+from ...protocol.errors import HandlerTimeoutError, WorkerCancelledError
 from ...protocol.message import Message
 from ...rpc.race import start_task
 from ..delivery.user_acks import are_parked_together
@@ -54,6 +54,9 @@ RUN_S = 0.005
 CANCELLED_WAIT_S = 1.0
 """A worker cancelled from outside ends the consumer after this, unless the whole program has ended by then."""
 TIMER_MIN_NS = 1_000_000
+TIMEOUT_LOOK_S = 1.0
+TIMEOUT_LOOKS = 20
+"""Looks for handlers that take too long: so many in their time, or one a second."""
 
 
 class _Then(enum.Enum):
@@ -74,12 +77,16 @@ class Workers:
         handover_ms: the time that running handlers have to end when their partition is handed over.
         backoff: the pauses between tries of a failing message.
         on_crash: called with an error that ends the consumer.
+        handler_timeout_ms: a handler that runs for longer is cancelled, up to a tenth later; 0: none is.
+        cancels: False: handlers run in threads, so that they are not cancelled, and only said to have failed.
         ordered: False: messages of one key may run at the same time.
         acks_each: True: a worker waits until the ack of its message is durable, before the next of its key may run.
         failing: when a message is not tried again, and what is kept of its error.
     """
 
     _per_turn = MESSAGES_PER_TURN
+    _per_handler = 1
+    """Messages that a handler gets at once, at most."""
 
     def __init__(
         self,
@@ -91,10 +98,15 @@ class Workers:
         clock: Clock,
         rng: random.Random,
         on_crash: Callable[[BaseException], None],
+        handler_timeout_ms: int = 0,
+        cancels: bool = True,
         ordered: bool = True,
         acks_each: bool = False,
         failing: Failing | None = None,
     ) -> None:
+        self._timeout_ms, self._cancels = handler_timeout_ms, cancels
+        self._timeouts: asyncio.TimerHandle | None = None
+        """Of the next look for handlers that take too long."""
         self._acks_each, self._ordered = acks_each, ordered
         self._failing = failing or Failing()
         self._lanes = Lanes(ordered=ordered)
@@ -124,11 +136,13 @@ class Workers:
     def put(self, messages: list[Message]) -> None:
         """Add messages of one partition, in the order of their offsets."""
         self._lanes.put(messages)
+        self._watch_timeouts()
         self._wake()
 
     def put_batch(self, batch: UnopenedBatch) -> None:
         """Add a batch of one partition, which is opened when its messages are next."""
         self._lanes.put_batch(batch)
+        self._watch_timeouts()
         self._wake()
 
     def _wake(self) -> None:
@@ -143,6 +157,37 @@ class Workers:
         elif idle and (self._acks_each or not self._lanes.may_run or self._runs_beside(None)):
             work.wake_all()
 
+    # ── shared groups ────────────────────────────────────────────────────────────────────────────────
+    @property
+    def on_idle(self) -> Callable[[], None] | None:
+        """Called when a worker becomes idle."""
+        return self._work.on_idle
+
+    @on_idle.setter
+    def on_idle(self, call: Callable[[], None] | None) -> None:
+        self._work.on_idle = call
+
+    @property
+    def spare(self) -> int:
+        """For how many further messages a worker is free; below 0: so many wait for one."""
+        self._lanes.note_alone()
+        free = sum(worker.message is None for worker in self._workers)
+        return free * self._per_handler - self._lanes.runnable
+
+    def held(self, client: PullClient) -> list[Message]:
+        """The client's messages whose handlers run."""
+        self._lanes.note_alone()
+        running = (worker.message for worker in self._workers)
+        return [
+            each
+            for message in running
+            if message is not None and client_of(message) is client
+            for each in self._messages_of(message)
+        ]
+
+    def _messages_of(self, message: Message) -> list[Message]:
+        return [message]
+
     def pause(self, partition_id: int) -> None:
         """Start no handler for a partition until `resume`, but for messages that failed."""
         self._lanes.pause(partition_id)
@@ -150,6 +195,7 @@ class Workers:
     def resume(self, partition_id: int) -> None:
         """Start handlers for a partition again."""
         if self._lanes.resume(partition_id):
+            self._watch_timeouts()
             self._work.wake_all()
 
     async def _run(self, worker: WorkerTask) -> None:
@@ -252,6 +298,8 @@ class Workers:
                             continue
                     else:
                         client.done(message.offset)
+                        if worker.cancelled_message is not None:
+                            worker.take_back_cancel()
                         if acks_each:
                             worker.message = None
                             await client.client.acked()
@@ -329,6 +377,7 @@ class Workers:
                 return lanes.finish(message.key), _Then.TAKE
             if lanes.run is not run:  # it waited
                 client.done(message.offset)
+                worker.take_back_cancel()
                 self._run_size = RUN_MIN
                 return lanes.finish(message.key), _Then.TAKE
         handled = run.begun - (then is not _Then.RUN)
@@ -365,6 +414,7 @@ class Workers:
                         return None
                 else:
                     client.done(message.offset)
+                    worker.take_back_cancel()
                     if self._acks_each:
                         worker.message = None
                         await client.client.acked()
@@ -381,6 +431,13 @@ class Workers:
         Raises:
             BaseException: `error`, if it ends the worker, or the consumer.
         """
+        if worker.timed_out is message and isinstance(error, Exception | asyncio.CancelledError):
+            if worker.is_cancelled:
+                raise error
+            worker.take_back_cancel()
+            worker.timed_out = None
+            if self._cancels:
+                error = self._timeout_error(error)
         if isinstance(error, asyncio.CancelledError):
             if worker.is_cancelled:
                 raise error
@@ -397,6 +454,10 @@ class Workers:
         now_ns = self._boot_ns()
         client: PullClient = message.delivery  # type: ignore[assignment]
         if now_ns >= client.deadline_ns:
+            if (
+                now_ns < client_of(message).deadline_ns
+            ):  # it may be handed out elsewhere, and counts there
+                client.note_failed(message, self._failing.failure(error, message.attempt))
             self._give_up(message)
             return False
         if self._is_last(message, error):
@@ -484,6 +545,7 @@ class Workers:
             message.attempt += 1
             self._count_retrying(message, -1)
         if due:
+            self._watch_timeouts()
             self._lanes.put_first(due)
             self._work.wake_all()
         next_ns = self._retries.next_ns(now_ns, others_wait=others_wait)
@@ -504,6 +566,56 @@ class Workers:
     def _ring(self) -> None:
         self._timer = None
         self._start_due()
+
+    # ── handlers that take too long ──────────────────────────────────────────────────────────────────
+    def _watch_timeouts(self) -> None:
+        """Look for handlers that take too long, as long as there is anything to handle."""
+        if self._timeout_ms and self._timeouts is None and not self._closed:
+            look_s = min(TIMEOUT_LOOK_S, self._timeout_ms / 1000 / TIMEOUT_LOOKS)
+            self._timeouts = asyncio.get_running_loop().call_later(look_s, self._look_for_timeouts)
+
+    def _look_for_timeouts(self) -> None:
+        self._timeouts = None
+        self._lanes.note_alone()
+        now_ms = self._now_ms()
+        for worker in self._workers:
+            if worker.has_run_ms(now_ms) >= self._timeout_ms and worker.timed_out is None:
+                self._time_out(worker)
+        if self._retries or self._lanes.has_waiting or any(each.message for each in self._workers):
+            self._watch_timeouts()
+
+    def _time_out(self, worker: WorkerTask) -> None:
+        """Cancel a handler that takes too long; one that a hand-over has cancelled already, or in a thread, is let be."""
+        message = worker.message
+        assert message is not None
+        if worker.cancelled_message is not None:
+            return
+        if self._cancels:
+            worker.cancel_handler()
+        else:
+            failure = self._failing.failure(self._timeout_error(), message.attempt)
+            message.delivery.note_failed(message, failure)  # type: ignore[union-attr]
+            log.warning(
+                "%s has been in a thread for %d ms, which is its handler_timeout_ms; a thread cannot be cancelled, so its "
+                "key and its thread wait until the handler returns",
+                message_name(message), self._timeout_ms,
+            )  # fmt: skip
+        worker.timed_out = message
+
+    def _timeout_error(self, cause: BaseException | None = None) -> HandlerTimeoutError:
+        error = HandlerTimeoutError(
+            f"the handler did not return within {self._timeout_ms} ms", timeout_ms=self._timeout_ms
+        )
+        error.__cause__ = None if isinstance(cause, asyncio.CancelledError) else cause
+        return error
+
+    def timed_out(self, task: asyncio.Task[Any] | None) -> HandlerTimeoutError | None:
+        """The error of the handler in `task`, if it was cancelled because it took too long."""
+        for worker in self._workers:
+            late = worker.message is not None and worker.timed_out is worker.message
+            if worker.task is task and late and not worker.is_cancelled:
+                return self._timeout_error()
+        return None
 
     # ── logging ──────────────────────────────────────────────────────────────────────────────────────
     def look(self) -> None:
@@ -590,8 +702,9 @@ class Workers:
         """Stop all workers."""
         self._closed = True
         self._log_line(self._log_throttle.summary(self._now_ms(), last=True))
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._timeouts):
+            if timer is not None:
+                timer.cancel()
         tasks = [worker.task for worker in self._workers if worker.task is not None]
         for worker in self._workers:
             worker.cancelled_message = None  # every request is for the worker now

@@ -2,7 +2,8 @@
 
     done, failed, begin ─▶ due ─▶ linger ─▶ ACK ─▶ durable: the cursor rises, waiters go on
                             ▲                │ failed: again, after a pause
-                            ╰── every third of the ttl, with nothing, to renew the pull lock
+                            ╰── every third of the ttl, with nothing, to renew the pull lock; of a shared group, every sixth
+                                of the time in flight, to renew what handlers have
 
 A request is sent by the timer of its linger, and confirmed where its answer arrives, without a task.  The task of the
 sender waits meanwhile: it opens channels, and gets every error, and every answer that needs a wait.
@@ -20,6 +21,8 @@ import logging
 import random
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from ...protocol.clock import TICK_S, TICKED_S_MIN, at_a_tick
 from ...protocol.errors import FencedError, KeylaneError, OverloadedError
 from ...protocol.frames import Ack, Acked
@@ -28,7 +31,7 @@ from ...protocol.parked import Failure
 from ...rpc.liveness.told_texts import ToldTexts
 from ...rpc.network import Calling
 from ..settings import AckMode, ConsumerSettings
-from .acks import AckQueue
+from .acks import AckQueue, ranges_of
 from .failed_tries import FailedTries
 from .messages_in_flight import MessagesInFlight
 from .pull_views import PullViews
@@ -47,6 +50,10 @@ class AckRequest(NamedTuple):
     waiters: list[Waiter]
     left_over: bool
     """It does not have all that was handled when it was made."""
+    held: list[Message]
+    """Messages of a shared group that it renews."""
+    sent_ns: int
+    """When it was made, on the boot clock."""
 
 
 class AckSender:
@@ -89,7 +96,7 @@ class AckSender:
         self._troubles = ToldTexts()
         self._waiters: list[Waiter] = []
         """Of `durable`, for the next request."""
-        self._idle_s = settings.ttl_ms / 3000
+        self._idle_s = min(settings.ttl_ms / 3, partition.renewal_ms) / 1000
         self._sent_s = self._loop.time()
         """When the last request was made."""
         self._trouble: asyncio.Future[int | None] | None = None
@@ -325,8 +332,14 @@ class AckSender:
         waiters, self._waiters = self._waiters, []
         failed, oldest = self.tries.told_with(ranges)
         begun = tuple(self._begun.items()) if self._begun else ()
+        partition = self._partition
+        held, sent_ns = partition.held(), partition.boot_ns()
         ack = Ack(*self._who, ranges, failed, oldest, begun)
-        return AckRequest(ack, waiters, self.handled.left_over)
+        if held:
+            ack = replace(
+                ack, held=tuple(ranges_of(held)), in_flight_ms=self._settings.in_flight_ms
+            )
+        return AckRequest(ack, waiters, self.handled.left_over, held, sent_ns)
 
     def _take_back(self, request: AckRequest) -> None:
         """Have the next request carry what this one has: it is not known whether the broker has it."""
@@ -336,6 +349,8 @@ class AckSender:
     def _confirmed(self, request: AckRequest, answer: Acked) -> None:
         """Note that the broker has a request durably."""
         self.handled.confirmed()
+        if request.held:
+            self._partition.renewed(request.held, request.sent_ns)
         if request.ack.failed:
             self.tries.told(request.ack.failed)
         for offset, _ in request.ack.begun:

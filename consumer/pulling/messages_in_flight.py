@@ -64,6 +64,11 @@ class MessagesInFlight:
         """The number of further messages that fit; 0 or less if none does."""
         return limit - self.count + min(self._retrying, self._retrying_max)
 
+    @property
+    def blocked(self) -> bool:
+        """True between `block` and `unblock`."""
+        return self._blocked
+
     def has_capacity(self, limit: int) -> bool:
         """True if one more message fits, and nothing blocks."""
         return not self._blocked and (self.count < limit or self.capacity(limit) > 0)
@@ -72,6 +77,10 @@ class MessagesInFlight:
         """If full, wait until the count is down to limit/RESUME_SHARE (hysteresis)."""
         while not self.has_capacity(limit):
             await self._down_to(limit // RESUME_SHARE + min(self._retrying, self._retrying_max))
+
+    async def changed(self) -> None:
+        """Wait until a message is handled or forgotten, or waits for its next try, or `wake` is called."""
+        await self._down_to(self.count - 1)
 
     async def wait_until_empty(self) -> None:
         """Wait until every message is handled or forgotten."""

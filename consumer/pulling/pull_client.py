@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -83,6 +84,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
     """Stop pulling while the broker takes no more ranges above the cursor: only messages pulled already fill its gaps."""
     exclusive = True
     """As a delivery of messages: no other session has a message under their token."""
+    renewal_ms = math.inf
     exempts_retries = False
     """Messages waiting for their next try do not count against the limit, up to `buffer_messages` of them."""
 
@@ -211,6 +213,13 @@ class PullClient(UserAcks, SettingAside, PullViews):
     def is_of(self, message: Message) -> bool:
         """True if this client handed the message out, also one of an ancestor's."""
         return message.delivery is self or client_of(message) is self
+
+    def held(self) -> list[Message]:
+        """The messages that the next request renews: none, because no other session has them under this token."""
+        return []
+
+    def renewed(self, messages: list[Message], sent_ns: int) -> None:
+        """Note that a request made at `sent_ns` has renewed messages."""
 
     # ── what handlers did ────────────────────────────────────────────────────────────────────────────
     def done(self, offset: int) -> None:

@@ -48,6 +48,19 @@ class PullOwner(Protocol):
         """Take messages of one partition, by offset, without those acked already."""
         ...
 
+    @property
+    def spare(self) -> int:
+        """Of a shared group: for how many further messages a worker is free; below 0: so many wait for one."""
+        ...
+
+    def held(self, client: Any) -> list[Message]:
+        """The client's messages that are with handlers, or with the body of the program's loop."""
+        ...
+
+    def passed_over(self, message: Message) -> None:
+        """Take note that the program has not acked a message of a shared group, which is handed out again."""
+        ...
+
     def end(self, client: Any) -> None:
         """Hand the client's partition over; the client pulls nothing more."""
         ...

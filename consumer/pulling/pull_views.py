@@ -57,6 +57,9 @@ class PullViews(ABC):
     """Has the broker keep how often a message has failed, and show why."""
     note_hangs: Callable[[Message, Failure, int], None]
     """Has the broker show that a message has been with its handler, or the program, for a number of milliseconds."""
+    boot_ns: Callable[[], int]
+    renewal_ms: float
+    """Milliseconds between two requests that renew what handlers have."""
     life: Lifetime
     gate: PullGate
     parking: KeyParking
@@ -239,6 +242,15 @@ class PullViews(ABC):
         for task in tasks:
             task.cancel()
         return tasks
+
+    # ── what handlers have ───────────────────────────────────────────────────────────────────────────
+    @abstractmethod
+    def held(self) -> list[Message]:
+        """The messages that the next request renews."""
+
+    @abstractmethod
+    def renewed(self, messages: list[Message], sent_ns: int) -> None:
+        """Note that a request made at `sent_ns` has renewed messages."""
 
     # ── what it is told ──────────────────────────────────────────────────────────────────────────────
     @abstractmethod

@@ -1,11 +1,16 @@
 """Consumes a partition of a shared group: messages that no other consumer has in flight, each for a limited time.
 
     ACQUIRE ─▶ PULL free messages ⇄ hand out, until the hand-out's deadline ─▶ ACK       stop: flush acks ─▶ RELEASE the rest
+                                         ╰─ held: its handler runs ─▶ renewed by an ACK: a hand-out of its own
 
 Invariants
-    No handler starts after the deadline of its hand-out: from then on another consumer may have the message.
-    While handlers take long, empty acks tell the broker that the session lives.  A consumer cut off from its broker for
-    the ttl may handle messages that another consumer has by then too.
+    No handler starts after the deadline of its hand-out: soon after another consumer may have the message.
+    What a handler has, or the body of the program's loop, is renewed at the broker until that ends, and is never handed out
+    here a second time meanwhile.  A consumer cut off from its broker for the ttl may handle messages that another consumer
+    has by then too.
+    What the program's loop has passed over without an ack is not renewed: that it comes again counts as a failed try.
+    As many messages are pulled as workers are free for, and as many more as are handled in a second: others are left to
+    consumers that are free.
     A message that was in flight at three processes that ended, the last time alone, is set aside.
     Tries that failed at any session count: the broker tells them with the message.
     Messages that are released, forgotten or lost on the way are handed out again by the broker; none is left out.
@@ -13,7 +18,9 @@ Invariants
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from operator import attrgetter
 from typing import NamedTuple
 
 from ...protocol.batch import batch_starts
@@ -32,6 +39,9 @@ from .pull_client import PullClient
 log = logging.getLogger("keylane.consumer")
 
 
+SECOND_NS = 1_000_000_000
+HELD_PARTS = 6
+"""What handlers have is renewed after this part of the time in flight; their handlers start within the first two thirds."""
 ALONE_FROM = 2
 """Processes that ended with a message in flight, after which brokers have it handled alone."""
 CRASHES_MAX = 3
@@ -46,20 +56,97 @@ class _Known(NamedTuple):
 
 
 class HandOut(ClientDelivery):
-    """The messages of a pull, which this consumer may handle until `deadline_ns` on the boot clock."""
+    """
+    The messages of a pull, or of a renewal, whose handlers may start until `deadline_ns` on the boot clock.
 
-    __slots__ = ("_until_ns",)
+    Args:
+        sent_ns: when it was asked for, on the boot clock.
+    """
+
+    __slots__ = ("_lapsed", "_out", "_sent_ns", "_start_until_ns")
 
     client: SharedClient
 
-    def __init__(self, client: SharedClient, until_ns: int) -> None:
+    def __init__(self, client: SharedClient, sent_ns: int) -> None:
         super().__init__(client)
-        self._until_ns = until_ns
+        self._sent_ns = sent_ns
+        self._start_until_ns = sent_ns + client.in_flight_ns * 2 // 3
+        self._out: dict[int, Message] = {}
+        """By offset: what the program was given."""
+        self._lapsed: set[int] = set()
+        """Offsets that it has passed over for longer than they are in flight."""
 
     @property
     def deadline_ns(self) -> int:
-        """No handler starts after it; 0 once the client hands over."""
-        return min(self._until_ns, self.client.deadline_ns)
+        """No handler starts after it, so that what begins is renewed in time; 0 once the client hands over."""
+        return min(self._start_until_ns, self.client.deadline_ns)
+
+    def move(self, messages: list[Message]) -> None:
+        """Take messages over from their hand-outs: they are in flight for longer."""
+        for message in messages:
+            before: HandOut = message.delivery  # type: ignore[assignment]
+            message.delivery = self
+            if message.offset in before._taken:
+                before._taken.discard(message.offset)
+                super().taken(message)
+                self._note_out([message])
+
+    # ── what a program without a handler has ─────────────────────────────────────────────────────────
+    def taken(self, message: Message) -> None:
+        """Note that the iteration gave a message to the user, who will ack it."""
+        super().taken(message)
+        self.client.taken_count += 1
+        self._note_out([message])
+
+    def taken_all(self, messages: list[Message]) -> None:
+        """As `taken`, of each."""
+        super().taken_all(messages)
+        self.client.taken_count += len(messages)
+        self._note_out(messages)
+
+    def _note_out(self, messages: list[Message]) -> None:
+        if not self._out:
+            until_ns = self._sent_ns + self.client.in_flight_ns * 9 // 10
+            left_s = max(0, until_ns - self.client.boot_ns()) / 1e9
+            asyncio.get_running_loop().call_later(left_s, self._lapse)
+        self._out.update((message.offset, message) for message in messages)
+
+    def _lapse(self) -> None:
+        """Have what the program has passed over without an ack count as failed: it is handed out again."""
+        out, self._out = self._out, {}
+        client = self.client
+        if client.boot_ns() >= client.deadline_ns:  # handed over, and with it all that is not acked
+            return
+        held = set(map(id, client.owner.held(client)))
+        for offset, message in out.items():
+            if offset in self._taken and message.delivery is self and id(message) not in held:
+                self._taken.discard(offset)
+                self._lapsed.add(offset)
+                client.owner.passed_over(message)
+
+    async def ack(self, message: Message) -> None:
+        """Take the user's ack, also a late one."""
+        if message.offset in self._lapsed:
+            self.client.check_takes_acks(message.offset)
+            self._ack_late([message])
+            return
+        await super().ack(message)
+
+    def take_acks(self, messages: list[Message]) -> bool:
+        """Take acks of messages that were not given back, also late ones."""
+        late = self._ack_late([each for each in messages if each.offset in self._lapsed])
+        return super().take_acks(messages) or late
+
+    def _ack_late(self, messages: list[Message]) -> bool:
+        for message in messages:
+            self._lapsed.discard(message.offset)
+            self.client.done_elsewhere(message.offset)
+        return bool(messages)
+
+    async def nack(self, message: Message, after_s: float) -> None:
+        """Hand a message out again that the user has; one that it had for too long is handed out again already."""
+        if message.offset not in self._lapsed:
+            await super().nack(message, after_s)
 
 
 class SharedClient(PullClient):
@@ -70,6 +157,26 @@ class SharedClient(PullClient):
     exempts_retries = True
     respects_range_limit = False
     """Pulls continue at the broker's range limit: it then hands out only messages that fill gaps."""
+
+    def _begin(self) -> None:
+        self._handed_count = 0
+        """Messages handed out here, ever."""
+        self.taken_count = 0
+        """Those of them that a program without a handler was given."""
+        self._counted = (self._clock.boot_ns(), 0)
+        """Boot time of the last pull, and the messages that workers or the program were done with by then."""
+        self._held_told_ns = 0
+        super()._begin()
+
+    @property
+    def renewal_ms(self) -> float:  # type: ignore[override]
+        """Milliseconds between two requests that renew what handlers have."""
+        return self._settings.in_flight_ms / HELD_PARTS
+
+    @property
+    def in_flight_ns(self) -> int:
+        """How long a message is in flight without a renewal."""
+        return self._settings.in_flight_ms * 1_000_000
 
     @property
     def _exhausted(self) -> bool:
@@ -86,7 +193,7 @@ class SharedClient(PullClient):
     async def _pull_once(self) -> None:
         settings = self._settings
         await self._wait_while_held()
-        await self._wait_for_capacity(settings.in_flight_messages)
+        count_max = await self._room_for()
         sent_ns = self._clock.boot_ns()
         if sent_ns >= self.deadline_ns:
             return
@@ -96,7 +203,7 @@ class SharedClient(PullClient):
         answer, payload = await self.broker.call(
             PullShared(
                 *self._who,
-                self._in_flight.capacity(settings.in_flight_messages),
+                count_max,
                 settings.pull_bytes,
                 wait_ms,
                 in_flight_ms,
@@ -104,7 +211,7 @@ class SharedClient(PullClient):
             wait_ms=wait_ms,
         )
         assert isinstance(answer, Handed)
-        hand_out = HandOut(self, sent_ns + (in_flight_ms - in_flight_ms // 10) * 1_000_000)
+        hand_out = HandOut(self, sent_ns)
         known = _Known(dict(answer.crashes), dict(answer.tries))
         for start, header in batch_starts(payload):
             self._hand_out_of(payload, start, header, answer.ranges, hand_out, known)
@@ -112,6 +219,61 @@ class SharedClient(PullClient):
         self._acked_to(max(self._offsets.cursor, answer.cursor))
         if answer.sealed:
             self._sealed_at(answer.next_offset)
+
+    async def _room_for(self) -> int:
+        """Wait until there is a use for further messages here; returns how many to pull."""
+        while not (room := self._room_now()):
+            self.waiting_for = "handlers"
+            await self._in_flight.changed()
+        now_ns = self._clock.boot_ns()
+        self._counted = (now_ns, self._passed_count)
+        return room
+
+    @property
+    def _passed_count(self) -> int:
+        """Messages that handlers are done with, or that a program without a handler was given: it may ack them later."""
+        return max(self._handed_count - self._in_flight.count, self.taken_count)
+
+    def _room_now(self) -> int:
+        """
+        The number of messages to pull now; 0: none.
+
+        A free worker gets one at once.  While all are busy, messages wait here only as far as others were handled in the last
+        second, or taken by a loop: another consumer may be free.
+        """
+        in_flight = self._in_flight
+        limit = in_flight.capacity(self._settings.in_flight_messages)
+        if in_flight.blocked or limit <= 0:
+            return 0
+        pulled_ns, passed_before = self._counted
+        since_ns = max(self._clock.boot_ns() - pulled_ns, SECOND_NS)
+        ahead = max(0, self._passed_count - passed_before) * SECOND_NS // since_ns
+        spare = self.owner.spare
+        room = min(limit, spare + ahead)
+        return room if spare > 0 or 0 < ahead // 2 <= room else 0
+
+    def wake(self) -> None:
+        """Let the pull that waits for room look again: a worker is free."""
+        self._in_flight.wake()
+
+    # ── what handlers have ───────────────────────────────────────────────────────────────────────────
+    def held(self) -> list[Message]:
+        """The messages that are with handlers and are to be renewed with the next request, by offset; none: it is too early."""
+        now_ns = self._clock.boot_ns()
+        if now_ns - self._held_told_ns < self.in_flight_ns // HELD_PARTS // 2:
+            return []
+        self._held_told_ns = now_ns
+        held = (each for each in self.owner.held(self) if type(each.delivery) is HandOut)
+        return sorted(held, key=attrgetter("offset"))
+
+    def renewed(self, messages: list[Message], sent_ns: int) -> None:
+        """Note that messages are in flight again since `sent_ns`."""
+        HandOut(self, sent_ns).move(messages)
+
+    def done_elsewhere(self, offset: int) -> None:
+        """Ack a message that is not counted here any more."""
+        self._handled.done(offset)
+        self._acks.send_soon()
 
     def _hand_out_of(
         self,
@@ -134,11 +296,15 @@ class SharedClient(PullClient):
         self._progress.pulled(header)
         messages = self._decode(payload, start, header, hand_out)
         ours = [message for low, high in wanted for message in messages[low:high]]
+        if held := {message.offset for message in self.owner.held(self)}:
+            # The broker has restarted, or freed it: its handler runs here, and its ack ends it.
+            ours = [message for message in ours if message.offset not in held]
         self._tries.count_on(ours)
         if known.tries:  # also those that failed at another session since this one acquired
             for message in ours:
                 message.attempt = max(message.attempt, 1 + known.tries.get(message.offset, 0))
         self._in_flight.count += len(ours)
+        self._handed_count += len(ours)
         if known.crashes:
             ours = [message for message in ours if not self._set_aside(message, known.crashes)]
         self.owner.hand_out(ours)

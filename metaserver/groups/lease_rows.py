@@ -43,8 +43,8 @@ from ..sql.schema import (
 )
 from .leases import (
     EVERYBODY,
-    Lease,
     PartitionFacts,
+    PartitionLease,
     grant,
     raise_token_floor,
     readable_partitions,
@@ -163,7 +163,7 @@ def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> Rele
     if group.shared:
         return _renew_tokens(connection, group, asks)
     refused: dict[ReleaseGrant, TokenUnknownError] = {}
-    free: dict[PartitionId, Lease] = {}
+    free: dict[PartitionId, PartitionLease] = {}
     last_token = group.last_token
     held = read_leases_of(connection, group.group_id, [ask.partition_id for ask in asks])
     for ask in asks:
@@ -203,7 +203,7 @@ def _renew_tokens(
     """Replace shared tokens that brokers refuse: every session of the group gets new ones."""
     held = read_leases_of(connection, group.group_id, [ask.partition_id for ask in asks])
     refused: dict[ReleaseGrant, TokenUnknownError] = {}
-    renewed: dict[PartitionId, Lease] = {}
+    renewed: dict[PartitionId, PartitionLease] = {}
     last_token = group.last_token
     for ask in asks:
         partition_id = PartitionId(ask.partition_id)

@@ -35,7 +35,7 @@ EVERYBODY = SessionId("*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
+class PartitionLease:
     """The lease of one partition in one consumer group, held or free."""
 
     partition_id: PartitionId
@@ -73,7 +73,7 @@ class PartitionFacts:
 class Settlement:
     """The changes that settling a group's leases makes."""
 
-    leases: tuple[Lease, ...]
+    leases: tuple[PartitionLease, ...]
     """The changed leases."""
     sessions: frozenset[SessionId]
     """The sessions whose grants changed."""
@@ -144,7 +144,7 @@ def drained_through(
 
 
 def settle_leases(
-    leases: Mapping[PartitionId, Lease],
+    leases: Mapping[PartitionId, PartitionLease],
     sessions: Sequence[SessionId],
     readable: Sequence[PartitionFacts],
     *,
@@ -181,7 +181,7 @@ def settle_leases(
     target = pass_on(target, able, current=owners, unreached=unreached)
     changed: set[SessionId] = set()
     for partition_id in after.keys() | target.keys():
-        lease = after.get(partition_id) or Lease(partition_id=partition_id)
+        lease = after.get(partition_id) or PartitionLease(partition_id=partition_id)
         wanted = target.get(partition_id)
         if lease.session is not None and lease.session != wanted and not lease.withdrawn:
             changed.add(lease.session)
@@ -198,7 +198,7 @@ def settle_leases(
 
 
 def settle_shared(
-    leases: Mapping[PartitionId, Lease],
+    leases: Mapping[PartitionId, PartitionLease],
     readable: Sequence[PartitionFacts],
     *,
     last_token: FencingToken,
@@ -208,7 +208,7 @@ def settle_shared(
     changed = []
     for partition_id in sorted(leases.keys() | open_to_all):
         before = leases.get(partition_id)
-        lease = before or Lease(partition_id=partition_id)
+        lease = before or PartitionLease(partition_id=partition_id)
         wanted = EVERYBODY if partition_id in open_to_all else None
         lease = replace(lease, session=None, wanted=wanted, withdrawn=False)
         if wanted is not None and (before is None or before.wanted != EVERYBODY):
@@ -219,7 +219,9 @@ def settle_shared(
     return Settlement(leases=tuple(changed), sessions=frozenset(), last_token=last_token)
 
 
-def renew_token(lease: Lease | None, token: int, *, last_token: FencingToken) -> Lease | None:
+def renew_token(
+    lease: PartitionLease | None, token: int, *, last_token: FencingToken
+) -> PartitionLease | None:
     """
     Return the lease of a SHARED group under the next token, because its broker refuses `token`.
 
@@ -235,7 +237,7 @@ def renew_token(lease: Lease | None, token: int, *, last_token: FencingToken) ->
     return replace(lease, token=FencingToken(last_token + 1))
 
 
-def grant(lease: Lease, *, last_token: FencingToken) -> Lease | None:
+def grant(lease: PartitionLease, *, last_token: FencingToken) -> PartitionLease | None:
     """Return the lease as granted to its wanted session under the next token; None if it is not free."""
     if lease.session is not None or lease.wanted is None:
         return None
@@ -253,7 +255,7 @@ def raise_token_floor(last_token: FencingToken, fence: int) -> FencingToken:
     return FencingToken(max(last_token, min(fence, FENCE_BELIEVED_MAX)))
 
 
-def release(lease: Lease | None, session: SessionId, token: int) -> Lease | None:
+def release(lease: PartitionLease | None, session: SessionId, token: int) -> PartitionLease | None:
     """
     Return the lease as free; None if it was released before, so that a retry is harmless.
 
@@ -269,7 +271,9 @@ def release(lease: Lease | None, session: SessionId, token: int) -> Lease | None
     return replace(lease, session=None, withdrawn=False)
 
 
-def _owners(leases: Iterable[Lease], live: Collection[SessionId]) -> dict[PartitionId, SessionId]:
+def _owners(
+    leases: Iterable[PartitionLease], live: Collection[SessionId]
+) -> dict[PartitionId, SessionId]:
     """Return the present owner of each lease, the longest owned first; leases that are being handed over come last."""
     held = []
     moving = []
@@ -288,7 +292,7 @@ def _owners(leases: Iterable[Lease], live: Collection[SessionId]) -> dict[Partit
 
 
 def _heirs(
-    leases: Mapping[PartitionId, Lease],
+    leases: Mapping[PartitionId, PartitionLease],
     readable: Sequence[PartitionFacts],
     live: Collection[SessionId],
 ) -> dict[PartitionId, SessionId]:

@@ -15,7 +15,7 @@ from ...protocol.routing import ConsumeStrategy
 from ..sql.dialect import insert_or_replace, now_ms
 from ..sql.portions import portions
 from ..sql.schema import groups, leases, sessions
-from .leases import Lease
+from .leases import PartitionLease
 from .sessions import lock_in_order, sweep_sessions
 from .stored_settings import client_is_suspended
 
@@ -161,7 +161,7 @@ _leases = sa.select(leases).where(leases.c.group_id == sa.bindparam("of_group"))
 _some_leases = _leases.where(leases.c.partition_id.in_(sa.bindparam("ids")))
 
 
-def read_leases(connection: Connection, group_id: int) -> dict[PartitionId, Lease]:
+def read_leases(connection: Connection, group_id: int) -> dict[PartitionId, PartitionLease]:
     """Return all leases of a group by partition id."""
     rows = connection.execute(_leases, {"of_group": group_id})
     return {row.partition_id: _lease(row) for row in rows}
@@ -169,7 +169,7 @@ def read_leases(connection: Connection, group_id: int) -> dict[PartitionId, Leas
 
 def read_leases_of(
     connection: Connection, group_id: int, ids: Collection[int]
-) -> dict[PartitionId, Lease]:
+) -> dict[PartitionId, PartitionLease]:
     """Return a group's leases of these partitions; partitions without a lease are left out."""
     which = {"of_group": group_id, "ids": valid_ids(ids)}
     return {row.partition_id: _lease(row) for row in connection.execute(_some_leases, which)}
@@ -180,12 +180,12 @@ def valid_ids(ids: Collection[int]) -> list[int]:
     return [number for number in ids if 0 < number <= MAX_I64]
 
 
-def store_leases(connection: Connection, group_id: int, rows: Collection[Lease]) -> None:
+def store_leases(connection: Connection, group_id: int, rows: Collection[PartitionLease]) -> None:
     """Insert or update leases of a group."""
     insert_or_replace(connection, leases, [_lease_row(group_id, lease) for lease in rows])
 
 
-def _lease_row(group_id: int, lease: Lease) -> dict[str, Any]:
+def _lease_row(group_id: int, lease: PartitionLease) -> dict[str, Any]:
     """Not `asdict`, which copies each value and takes ten times as long."""
     return {
         "group_id": group_id,
@@ -197,8 +197,8 @@ def _lease_row(group_id: int, lease: Lease) -> dict[str, Any]:
     }
 
 
-def _lease(row: sa.Row[Any]) -> Lease:
-    return Lease(
+def _lease(row: sa.Row[Any]) -> PartitionLease:
+    return PartitionLease(
         partition_id=row.partition_id,
         token=row.token,
         session=row.session,

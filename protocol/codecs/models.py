@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..errors import ConfigError
@@ -34,6 +35,9 @@ class PydanticCodec(Generic[M]):
     Values of a pydantic model, as JSON with the aliases of its fields; pydantic 2.
 
         orders = PydanticCodec(Order)
+
+    A value is refused if what its JSON decodes to is another one: a `SecretStr` without a serializer that shows it, a required
+    field that is excluded, an alias that validation does not know, a field of a class below the model.
     """
 
     def __init__(self, model: type[M]) -> None:
@@ -56,7 +60,13 @@ class PydanticCodec(Generic[M]):
         return f"pydantic:{self._model.__name__}"
 
     def encode(self, value: M, /) -> bytes:
-        """The JSON of a model; TypeError if it is another one, ValueError if NaN or infinity would become null."""
+        """
+        The JSON of a model.
+
+        Raises:
+            TypeError: it is another model.
+            ValueError: a receiver would get another value, or none: NaN and infinity would become null, a secret asterisks.
+        """
         given: Any = value
         if not isinstance(given, self._model):
             raise TypeError(f"{type(given).__name__} is no {self._model.__name__}")
@@ -66,8 +76,64 @@ class PydanticCodec(Generic[M]):
             # A model may be configured to write them as constants, which Python's own json reads, or as texts.
             if may_lack_json(dumped) and is_null_in(dumped, json.loads(text)):
                 raise ValueError(NOT_IN_JSON)
-        return text.encode()
+        data = text.encode()
+        self._check_decodes(value, text, data)
+        return data
+
+    def _check_decodes(self, value: M, text: str, data: bytes) -> None:
+        """Raises ValueError: what is decoded is not what is encoded."""
+        name = type(value).__name__
+        try:
+            decoded = self._model.model_validate_json(data)
+        except Exception as error:
+            raise ValueError(
+                f"the JSON of this {name} is none of a {self._model.__name__}, so that no receiver could decode it: "
+                f"{_texts(error)}"
+            ) from error
+        if decoded == value:
+            return
+        if [each.get_secret_value() for each in _secrets(value)] != [
+            each.get_secret_value() for each in _secrets(decoded)
+        ]:
+            raise ValueError(
+                f"a secret of this {name} would be stored as asterisks: give its field a serializer that shows the secret, "
+                "or leave it out of what is sent"
+            )
+        # Private attributes, and fields that are excluded on purpose, are no part of what is sent.
+        if decoded.model_dump_json(by_alias=True, round_trip=True) != text:
+            raise ValueError(
+                f"a receiver would get another {name} than is sent: its JSON loses some of it"
+            )
 
     def decode(self, data: bytes, /) -> M:
         """The model of JSON; pydantic.ValidationError if the bytes are not of the model."""
         return self._model.model_validate_json(data)
+
+
+def _secrets(value: Any) -> Iterator[Any]:
+    """The secrets in a model, as SecretStr and SecretBytes of pydantic are, in the order of its fields."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if hasattr(each, "get_secret_value"):
+            yield each
+        elif isinstance(each, dict):
+            left.extend(each.values())
+        elif isinstance(each, list | tuple | set | frozenset):
+            left.extend(each)
+        elif hasattr(each, "model_dump_json"):
+            left += [vars(each), getattr(each, "model_extra", None)]
+        elif hasattr(each, "__dataclass_fields__"):
+            left.append({name: getattr(each, name, None) for name in each.__dataclass_fields__})
+
+
+def _texts(error: Exception) -> str:
+    """What a ValidationError says of each field, without the values."""
+    problems = getattr(error, "errors", None)
+    if not callable(problems):
+        return repr(error)
+    told = [
+        f"{'.'.join(map(str, problem['loc'])) or 'the model'}: {problem['msg']}"
+        for problem in problems(include_url=False, include_context=False, include_input=False)
+    ]
+    return "; ".join(told[:3])

@@ -48,21 +48,25 @@ class JsonCodec(Generic[T]):
         Make a codec.
 
         Args:
-            kind: the type that `decode` makes and checks, and of which a value has to be to be encoded; what is in
-                it is not looked into then.  Without it, dict, list, str, numbers, bool and None, and all are encoded.
+            kind: the type that `decode` makes and checks, and of which a value has to be to be encoded, with all that is
+                in it.  Without it, dict, list, str, numbers, bool and None, and all are encoded.
 
         Raises:
             ConfigError: msgspec cannot decode values of this type.
         """
         self._kind = kind
         # The types stand here: those of a class are methods to pyright, without their first argument.
-        self.encode: Callable[[T], bytes] = _checked(_exact(msgspec.json.Encoder().encode), kind)
-        """The JSON of a value; TypeError if it has none, or is not of the codec's type; ValueError if NaN or infinity is in it."""
         try:
             self.decode: Callable[[bytes], T] = msgspec.json.Decoder(kind).decode
             """The value of JSON; a msgspec.DecodeError if the bytes are no JSON, or not of the type."""
         except TypeError as error:
             raise ConfigError(f"JsonCodec cannot decode {kind!r:.60}: {error}") from error
+        encode = _exact(msgspec.json.Encoder().encode)
+        self.encode: Callable[[T], bytes] = _checked(encode, self.decode, kind)
+        """
+        The JSON of a value; TypeError if it has none, or is not of the codec's type; ValueError if NaN or infinity is in it, or
+        a receiver would get another value, or none.
+        """
 
     def __reduce__(self) -> tuple[type[Self], tuple[Any]]:
         # Pickled messages have their codec with them; what msgspec makes of the type cannot be pickled.
@@ -86,16 +90,31 @@ def _plain(value: Any) -> object:
     return msgspec.to_builtins(value, enc_hook=lambda _: None)
 
 
-def _checked(encode: Callable[[Any], bytes], kind: Any) -> Callable[[Any], bytes]:
-    """`encode`, which refuses values that are not of `kind` as far as its classes say so."""
-    classes = classes_of(kind)
-    if classes is None or object in classes:
+def _checked(
+    encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], kind: Any
+) -> Callable[[Any], bytes]:
+    """`encode`, which refuses values that are not of `kind`, and those whose JSON decodes to another value, or to none."""
+    if kind is Any or kind is object:
         return encode
-    refuses_bool = bool not in classes
+    classes = classes_of(kind) or (object,)
+    refuses_bool = bool not in classes and object not in classes
+    name = getattr(kind, "__name__", kind)
 
     def checked(value: Any) -> bytes:
         if not isinstance(value, classes) or (refuses_bool and value.__class__ is bool):
-            raise TypeError(f"{type(value).__name__} is no {getattr(kind, '__name__', kind)}")
-        return encode(value)
+            raise TypeError(f"{type(value).__name__} is no {name}")
+        data = encode(value)
+        try:
+            decoded = decode(data)
+        except msgspec.MsgspecError as error:
+            raise ValueError(
+                f"the JSON of this value is none of {name}, so that no receiver could decode it: {error}"
+            ) from error
+        # Lists for tuples and texts for numbers as keys are what JSON has; they are the same JSON.
+        if decoded != value and encode(decoded) != data:
+            raise ValueError(
+                f"a receiver would get another {name} than is sent: its JSON loses some of it"
+            )
+        return data
 
     return checked

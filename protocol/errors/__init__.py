@@ -81,6 +81,7 @@
     ├── JsonValueError                 a value does not fit the schema of a reader
     ├── ReadFilterError                the `where` of a reader failed
     ├── FilterError                    the `filter` of a consumer failed: a failed try of that message
+    ├── HandlerTimeoutError            a handler did not return within `handler_timeout_ms`: a failed try of its message
     ├── StorageError                   .operation .path
     │   ├── CorruptLogError, DiskFullError, FlushFailedError
     │   ├── CorruptIndexError          the next start makes the index anew from the log

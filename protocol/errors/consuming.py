@@ -49,6 +49,18 @@ class HandlerTwiceError(ConfigError):
     group = Detail(str)
 
 
+class HandlerTimeoutError(KeylaneError):
+    """A handler did not return within `handler_timeout_ms`: it was cancelled, and its try counts as failed."""
+
+    code = 1378
+    summary = "the handler did not return in time"
+    hint = (
+        "Give what the handler waits for a limit of its own; or set a longer handler_timeout_ms, or 0 for none, if it needs "
+        "that long."
+    )
+    timeout_ms = Detail(int)
+
+
 class CallbackTypeError(HandlerTypeError):
     """What is given as on_assigned, on_revoked or on_lost is no function of a list of partition ids."""
 

@@ -33,6 +33,7 @@ class MessageObject(msgspec.Struct, forbid_unknown_fields=True):
     partition_id: Any = None
     offset: Any = None
     fencing_token: Any = None
+    lease: Any = None
     attempt: Any = None
     sent_at_ns: Any = None
     queue: Any = None

@@ -333,3 +333,9 @@ def nack_of(*, client: str, at_ms: int, attempts: int) -> Failure:
     """What is kept of a message that a program without a handler gave back."""
     text = "the program gave the message back"
     return Failure("nack", text, client[:FAILURE_KIND_CHARS_MAX], at_ms, attempts)
+
+
+def passed_over_of(*, client: str, at_ms: int, attempts: int) -> Failure:
+    """What is kept of a message of a shared group that a program without a handler did not ack in time."""
+    text = "the program took the next message and did not ack this one within in_flight_ms"
+    return Failure("not acked", text, client[:FAILURE_KIND_CHARS_MAX], at_ms, attempts)

@@ -54,7 +54,7 @@ FRAMES: list[tuple[int, frames.Request | frames.Answer]] = [
         4,
         frames.Ack(
             *(7, "audit", "0123456789abcdef", 5),
-            *(((0, 3), (5, 2**40)), ((4, 7),), FAILING, ((3, 2),)),
+            *(((0, 3), (5, 2**40)), ((4, 7),), FAILING, ((3, 2),), ((8, 9),), 60_000),
         ),
     ),
     (5, frames.Release(7, "audit", "0123456789abcdef", 5)),

@@ -119,6 +119,8 @@ def workers_of(
     max_ms: int = 1,
     handover_ms: int = 0,
     ordered: bool = True,
+    handler_timeout_ms: int = 0,
+    cancels: bool = True,
 ) -> Workers:
     """Workers that try again after `first_ms`."""
     return Workers(
@@ -130,6 +132,8 @@ def workers_of(
         rng=random.Random(1),
         on_crash=(crashed if crashed is not None else []).append,
         ordered=ordered,
+        handler_timeout_ms=handler_timeout_ms,
+        cancels=cancels,
     )
 
 

@@ -131,3 +131,26 @@ def test_loop_gets_later_messages_again_when_one_of_many_is_a_dead_letter_or_is_
             return handled
 
     assert run(story) == [b"a1", b"a2", b"a3"]
+
+
+@pytest.mark.parametrize("ends", ["ack", "nack"])
+def test_message_in_hand_holds_its_key_until_it_is_acked_or_given_back(ends: str):
+    """On a best_tried subject too, whose failed messages let later ones of their key go on."""
+
+    async def story(cluster: VirtualCluster) -> None:
+        await cluster.create_subject("orders", partitions=1, order_strategy="best_tried")
+        async with Producer(cluster.address) as producer:
+            for value in (b"a0", b"a1"):
+                await producer.send("orders", value, key=b"a")
+            await producer.send("orders", b"b0", key=b"b")
+        async with Consumer(cluster.address, subject="orders", group="g") as consumer:
+            first = await anext(aiter(consumer))
+            other = await anext(aiter(consumer))
+            assert (first.value, other.value) == (b"a0", b"b0")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(60):
+                    await anext(aiter(consumer))
+            await (first.ack() if ends == "ack" else first.nack())
+            assert (await anext(aiter(consumer))).value == b"a1"
+
+    run(story, seed=7)

@@ -105,6 +105,29 @@ class SharedMachine(RuleBasedStateMachine):
             if offset < upto:
                 self.with_whom[offset] = (session, self.now_ms + in_flight_ms)
 
+    @rule(
+        session=sessions,
+        start=st.integers(0, 200),
+        count=st.integers(1, 20),
+        in_flight_ms=st.integers(1, 100),
+    )
+    def hold(self, session: str, start: int, count: int, in_flight_ms: int) -> None:
+        self.hear(session)
+        held = [
+            offset
+            for offset in range(start, min(start + count, self.readable))
+            if offset not in self.handled and self.with_whom.get(offset, (session, 0))[0] == session
+        ]
+        self.in_flight.hold(
+            self.acked,
+            session,
+            [(start, start + count)] if start + count <= self.readable else [],
+            now_ms=self.now_ms,
+            in_flight_ms=in_flight_ms,
+        )
+        for offset in held if start + count <= self.readable else []:
+            self.with_whom[offset] = (session, self.now_ms + in_flight_ms)
+
     @rule(start=st.integers(0, 200), count=st.integers(1, 20))
     def ack(self, start: int, count: int) -> None:
         end = min(start + count, self.readable)

@@ -214,6 +214,28 @@ async def test_impossible_pulls_are_refused(desk, changes):
     assert (await desk.take(5)).ranges == ((0, 20),)
 
 
+@pytest.mark.parametrize(
+    ("held", "in_flight_ms"),
+    [(((0, 21),), 1_000), (((3, 3),), 1_000), (((-1, 2),), 1_000), (((0, 2),), 0)],
+)
+async def test_ack_with_impossible_held_messages_changes_nothing(desk, held, in_flight_ms):
+    await desk.join(5)
+    await desk.take(5)
+    with pytest.raises(InvalidRequestError):
+        await desk.say(Ack(1, "audit", SESSION, 5, ((0, 1),), held=held, in_flight_ms=in_flight_ms))
+    assert (await desk.join(5)).cursor == 0
+
+
+async def test_held_messages_go_to_nobody_else(desk):
+    await desk.join(5)
+    await desk.join(5, OTHER)
+    await desk.take(5)
+    for _ in range(3):
+        desk.clock.now_ms += 900
+        await desk.say(Ack(1, "audit", SESSION, 5, (), held=((4, 6),), in_flight_ms=1_000))
+    assert (await desk.take(5, OTHER)).ranges == ((0, 4), (6, 20))
+
+
 async def test_session_is_refused_when_its_name_is_the_shared_one(desk):
     """The name that stands for all sessions is no session's."""
     with pytest.raises(InvalidRequestError):

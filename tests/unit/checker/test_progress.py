@@ -34,6 +34,18 @@ def test_later_messages_go_on_when_one_is_set_aside_alone():
     assert "skip" in anomalies(*handled(1), set_aside(0, alone=True), *handled(2), *handled(0))
 
 
+def test_late_effect_counts_no_longer_when_an_operator_skips_its_message():
+    """A parked message that is skipped was not acked by the fenced owner that handled it; one that is not skipped was."""
+    begun = Started("g", OWNER, 1, 0, b"0", 1, 0, 100, False)
+    again = Started("g", NEXT, 1, 0, b"0", 2, 0, 100, False)
+    late = [begun, again, set_aside(0, 2), Ended("g", 1, 0, 1, OWNER)]
+    rest = [*handled(1, 2, NEXT), *handled(2, 2, NEXT)]
+    assert anomalies(*late, set_aside(0, 0, skipped=True), *rest) == set()
+    assert anomalies(*late, *rest) == {"stale effect"}
+    other = set_aside(1, 0, skipped=True)
+    assert anomalies(*late, other, *handled(2, 2, NEXT)) == {"stale effect"}
+
+
 def test_message_keeps_no_order_when_it_was_set_aside_alone():
     """It may come again behind later ones, and more than once; later ones are in order among themselves still."""
     aside = [set_aside(0, alone=True), *handled(1)]

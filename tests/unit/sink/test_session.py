@@ -193,6 +193,21 @@ def test_batch_is_refused_when_it_has_messages_of_two_owners(engine):
         assert left == []
 
 
+def test_batch_is_taken_when_children_redrive_what_their_parent_has_parked(engine):
+    """Their tokens are of two partitions, and say nothing about each other; two of one child do."""
+    left, right = GroupDelivery(leased_id=20), GroupDelivery(leased_id=21)
+    batch = [delivered(1, token=3, delivery=left), delivered(2, token=5, delivery=right)]
+    with engine.begin() as connection, fenced_batch(connection, batch) as todo:
+        assert todo == batch
+    with engine.begin() as connection, fenced_batch(connection, batch) as todo:
+        assert todo == []
+    with engine.begin() as connection, pytest.raises(EffectFencedError):
+        fenced_batch(
+            connection,
+            [delivered(3, token=3, delivery=left), delivered(1, token=4, partition_id=20)],
+        )
+
+
 def test_rows_are_merged_below_the_cursor(engine):
     delivery = GroupDelivery()
     effects(engine, [*range(100), *range(101, 255)], delivery)

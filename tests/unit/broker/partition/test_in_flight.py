@@ -135,6 +135,37 @@ def test_ranges_in_flight_have_a_limit(monkeypatch: pytest.MonkeyPatch):
     assert hand_out(messages, acked, count_max=1, now_ms=1_000) == [(0, 1)]
 
 
+def test_held_messages_are_in_flight_for_longer():
+    """Those beside them are free at their deadline, and the held ones once they are held no more."""
+    messages, acked = InFlight(1), AckedOffsets()
+    assert hand_out(messages, acked) == [(0, 10)]
+    messages.hold(acked, A, [(2, 4), (7, 8)], now_ms=900, in_flight_ms=1_000)
+    assert hand_out(messages, acked, B, now_ms=1_000, readable_offset=10) == [
+        (0, 2), (4, 7), (8, 10),
+    ]  # fmt: skip
+    assert hand_out(messages, acked, B, now_ms=1_899, readable_offset=10) == []
+    assert hand_out(messages, acked, B, now_ms=1_900, readable_offset=10) == [(2, 4), (7, 8)]
+
+
+def test_held_messages_that_were_freed_are_in_flight_again():
+    """After a restart nothing is in flight; what another session has by then, or what is acked, stays so."""
+    messages, acked = InFlight(1), AckedOffsets()
+    messages.enter(A, ttl_ms=5_000, now_ms=0)
+    assert hand_out(messages, acked, B, count_max=2) == [(0, 2)]
+    acked.add(3, 4)
+    messages.hold(acked, A, [(1, 5)], now_ms=0, in_flight_ms=1_000)
+    flying = [(each.start, each.end, each.session) for each in messages.handed_out]
+    assert flying == [(0, 2, B), (2, 3, A), (4, 5, A)]
+
+
+def test_session_that_has_left_holds_nothing():
+    messages, acked = InFlight(1), AckedOffsets()
+    hand_out(messages, acked)
+    messages.give_back(A)
+    messages.hold(acked, A, [(0, 2)], now_ms=0, in_flight_ms=1_000)
+    assert messages.handed_out == []
+
+
 def test_silent_session_has_nothing_after_its_ttl():
     """All that it has is free then, however long it may be in flight; what others have is not."""
     messages, acked = InFlight(1), AckedOffsets()

@@ -88,6 +88,7 @@ def test_message_is_one_compact_object_in_json():
         "key": "k",
         "value_base64": "dv8=",
         "fencing_token": 9,
+        "lease": None,
         "attempt": 1,
         "sent_at_ns": 7,
         "properties": {"a": "b"},

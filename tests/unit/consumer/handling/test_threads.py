@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from typing import Any
@@ -13,6 +14,7 @@ from keylane import NACK, Message
 from keylane.consumer.handling.threads import HandlerThreads
 from keylane.consumer.handling.workers import Workers
 from keylane.errors import ConfigError
+from keylane.protocol.parked import Failure
 from support.cluster import eventually
 from support.handling import Client, Crash, workers_of
 
@@ -45,6 +47,33 @@ async def test_handler_runs_in_a_thread_and_its_message_is_acked_when_it_returns
     client.give(workers, b"a", b"b", b"c")
     await eventually(lambda: sorted(client.handled) == [0, 1, 2])
     assert sorted(tries) == [(n, attempt, False) for n in range(3) for attempt in (1, 2)]
+    await workers.close()
+    threads.stop()
+
+
+async def test_try_counts_as_failed_when_a_thread_takes_too_long(
+    caplog: pytest.LogCaptureFixture,
+):
+    """It is not cancelled: its message stays with it, and is acked if it returns in the end."""
+    gate, failures = threading.Event(), list[Failure]()
+
+    class FailureNotingClient(Client):
+        def note_failed(self, message: Message, failure: Failure) -> None:
+            failures.append(failure)
+
+    client = FailureNotingClient()
+    workers, threads = threaded(
+        lambda _message: gate.wait(60), handler_timeout_ms=50, cancels=False
+    )
+    with caplog.at_level(logging.WARNING, logger="keylane.consumer"):
+        client.give(workers, b"a", b"a")
+        await eventually(lambda: failures)
+        await asyncio.sleep(0.2)
+    assert [(each.kind, each.attempts) for each in failures] == [("HandlerTimeoutError", 1)]
+    assert [record.getMessage() for record in caplog.records if "50 ms" in record.getMessage()]
+    assert client.handled == []
+    gate.set()
+    await eventually(lambda: client.handled == [0, 1])
     await workers.close()
     threads.stop()
 

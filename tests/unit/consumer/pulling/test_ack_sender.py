@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from keylane.consumer.pulling.ack_sender import AckSender, linger_s
 from keylane.consumer.pulling.messages_in_flight import MessagesInFlight
 from keylane.protocol.errors import FencedError, KeylaneError, NotSentError, OverloadedError
 from keylane.protocol.frames import Ack, Acked, Request
+from keylane.protocol.message import Message
 from sim.machines.store import SESSION
 from support.cluster import eventually
 from support.pulling import FAST, TOKEN, ScriptedBroker
@@ -47,6 +49,7 @@ class ToldPartition:
     holds_fence = True
     is_idle = False
     respects_range_limit = False
+    renewal_ms = math.inf
     log_name = "s partition 1 in group g"
 
     def __init__(self, broker: Any) -> None:
@@ -57,6 +60,12 @@ class ToldPartition:
 
     def acked_to(self, answer: Acked) -> None:
         self.cursors.append(answer.cursor)
+
+    def boot_ns(self) -> int:
+        return 0
+
+    def held(self) -> list[Message]:
+        return []
 
     def note_unanswered(self, error: KeylaneError) -> None:
         self.failures.append(error)

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from keylane.metaserver.groups.leases import (
-    Lease,
     PartitionFacts,
+    PartitionLease,
     Settlement,
     grant,
     readable_partitions,
@@ -20,7 +20,7 @@ from keylane.protocol.ids import FencingToken, PartitionId, SessionId
 from keylane.protocol.routing import PartitionState
 
 A, B, C = SessionId("a"), SessionId("b"), SessionId("c")
-Leases = dict[PartitionId, Lease]
+Leases = dict[PartitionId, PartitionLease]
 
 
 def readable(*ids: int) -> list[PartitionFacts]:
@@ -71,7 +71,7 @@ def test_live_owner_keeps_its_partition_until_it_releases_it() -> None:
 def test_withdrawn_lease_is_granted_again_with_a_new_token_only() -> None:
     """If the next owner dies during a hand-over, the old one gets the partition back only with a new token."""
     leases, _ = settled({}, [A], readable(1), 0)
-    leases[PartitionId(1)] = Lease(
+    leases[PartitionId(1)] = PartitionLease(
         partition_id=PartitionId(1), token=FencingToken(1), session=A, wanted=B, withdrawn=True
     )
     leases, settlement = settled(leases, [A], readable(1), 1)
@@ -118,7 +118,9 @@ def test_leases_are_free_and_keep_their_tokens_without_sessions() -> None:
     """Without sessions all leases are free, and keep their tokens."""
     leases, _ = settled({}, [A], readable(1), 0)
     leases, settlement = settled(leases, [], readable(1), 1)
-    assert leases[PartitionId(1)] == Lease(partition_id=PartitionId(1), token=FencingToken(1))
+    assert leases[PartitionId(1)] == PartitionLease(
+        partition_id=PartitionId(1), token=FencingToken(1)
+    )
     leases, settlement = settled(leases, [C], readable(1), settlement.last_token)
     assert leases[PartitionId(1)].token == 2
 
@@ -144,7 +146,7 @@ def test_drained_partition_is_withdrawn_and_its_children_granted() -> None:
 @pytest.mark.parametrize("token", [0, -1, 6, 10**9])
 def test_release_is_refused_when_the_token_was_never_granted(token: int) -> None:
     """A token from the future, or none at all, is refused."""
-    lease = Lease(partition_id=PartitionId(1), token=FencingToken(5), session=A, wanted=A)
+    lease = PartitionLease(partition_id=PartitionId(1), token=FencingToken(5), session=A, wanted=A)
     with pytest.raises(TokenUnknownError):
         release(lease, A, token)
     with pytest.raises(TokenUnknownError):
@@ -153,7 +155,7 @@ def test_release_is_refused_when_the_token_was_never_granted(token: int) -> None
 
 def test_repeated_release_changes_nothing() -> None:
     """A release that is repeated, or of an older grant, changes nothing."""
-    lease = Lease(partition_id=PartitionId(1), token=FencingToken(5), session=B, wanted=B)
+    lease = PartitionLease(partition_id=PartitionId(1), token=FencingToken(5), session=B, wanted=B)
     assert release(lease, A, 4) is None
     free = release(lease, B, 5)
     assert free is not None
@@ -162,7 +164,7 @@ def test_repeated_release_changes_nothing() -> None:
 
 def test_release_is_refused_when_another_session_holds_the_lease() -> None:
     """A session cannot release the lease of another one."""
-    lease = Lease(partition_id=PartitionId(1), token=FencingToken(5), session=B, wanted=B)
+    lease = PartitionLease(partition_id=PartitionId(1), token=FencingToken(5), session=B, wanted=B)
     with pytest.raises(TokenUnknownError):
         release(lease, A, 5)
 

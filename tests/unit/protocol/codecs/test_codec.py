@@ -45,6 +45,53 @@ class Refund(Order):
     pass
 
 
+class Secret(pydantic.BaseModel):
+    token: pydantic.SecretStr
+    nested: list[dict[str, pydantic.SecretBytes]] = []
+
+
+class Shown(pydantic.BaseModel):
+    token: pydantic.SecretStr
+    _used: int = pydantic.PrivateAttr(default=0)
+
+    @pydantic.field_serializer("token", when_used="json")
+    def show(self, token: pydantic.SecretStr) -> str:
+        return token.get_secret_value()
+
+
+class Excluded(pydantic.BaseModel):
+    needed: int = pydantic.Field(exclude=True)
+
+
+class Cached(pydantic.BaseModel):
+    number: int
+    cache: dict[str, int] = pydantic.Field(default={}, exclude=True)
+
+
+class TwoNames(pydantic.BaseModel):
+    number: int = pydantic.Field(validation_alias="in", serialization_alias="out")
+
+
+class Cents(pydantic.BaseModel):
+    amount: int
+
+    @pydantic.field_serializer("amount")
+    def in_euros(self, amount: int) -> str:
+        return f"{amount / 100} EUR"
+
+
+class OrderHolder(pydantic.BaseModel):
+    order: Order
+
+
+class Larger(Order):
+    more: int = 1
+
+
+class LargerStruct(Struct):
+    more: int = 1
+
+
 class Tenfold:
     """A codec of a program's own: whole numbers, times ten."""
 
@@ -110,6 +157,51 @@ def test_codec_error_is_raised_when_a_value_has_no_bytes(codec: Codec[Any], valu
         encode_value(codec, value, subject="orders")
     assert told.value.fate is Fate.NOT_DONE
     assert (told.value.codec, told.value.subject) == (codec.name, "orders")
+
+
+@pytest.mark.parametrize(
+    ("codec", "value", "why"),
+    [
+        (PydanticCodec(Secret), Secret(token="s3cret"), "stored as asterisks"),
+        (PydanticCodec(Secret), Secret(token="", nested=[{"a": b"s3cret"}]), "stored as asterisks"),
+        (PydanticCodec(Excluded), Excluded(needed=1), "needed: Field required"),
+        (PydanticCodec(TwoNames), TwoNames(**{"in": 1}), "in: Field required"),
+        (PydanticCodec(Cents), Cents(amount=150), "amount: Input should be a valid integer"),
+        (PydanticCodec(Order), Larger(orderNumber=1, more=2), "would get another Larger"),
+        (PydanticCodec(Order), Order.model_construct(number="x"), "could decode it"),
+        (JsonCodec(Paid), Paid("seven", dt.date(2024, 5, 1)), r"\$.order"),
+        (JsonCodec(Struct), Struct("n", ["x"]), r"\$.parts"),
+        (JsonCodec(Struct), LargerStruct("n", [1], 2), "would get another Struct"),
+        (JsonCodec(dict[str, int]), {"a": "b"}, "could decode it"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+def test_codec_error_is_raised_when_a_receiver_would_not_get_the_value(
+    codec: Codec[Any], value: Any, why: str
+):
+    with pytest.raises(CodecError, match=why) as told:
+        encode_value(codec, value, subject="orders")
+    assert "s3cret" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("codec", "value"),
+    [
+        (PydanticCodec(Shown), Shown(token="s3cret")),
+        (PydanticCodec(Secret), Secret(token="")),
+        (PydanticCodec(Cached), Cached(number=1, cache={"a": 1})),
+        (PydanticCodec(Order), Refund(orderNumber=1)),
+        (PydanticCodec(OrderHolder), OrderHolder(order=Order(orderNumber=1))),
+        (JsonCodec(dict[str, Any]), {"a": (1, 2)}),
+        (JsonCodec(list[float]), [1, 2.5]),
+    ],
+)
+def test_value_is_encoded_when_its_json_loses_nothing_that_is_sent(codec: Codec[Any], value: Any):
+    """Private attributes, fields excluded on purpose, and tuples that are lists in JSON, are no loss."""
+    if isinstance(value, Shown):
+        value._used = 7
+    received = codec.decode(codec.encode(value))
+    assert codec.decode(codec.encode(received)) == received
 
 
 @pytest.mark.parametrize(
