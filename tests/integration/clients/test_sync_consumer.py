@@ -13,15 +13,8 @@ from typing import Any
 
 import pytest
 
-from keylane import (
-    AlreadyOpenError,
-    ClosedError,
-    ConsumerSettings,
-    InvalidRequestError,
-    JsonCodec,
-    MixedUseError,
-    SeekRefusedError,
-)
+from keylane import ClosedError, ConsumerSettings, InvalidRequestError, JsonCodec
+from keylane.errors import AlreadyOpenError, MixedUseError, SeekRefusedError
 from keylane.sync import Consumer, Producer, loop_thread
 from support.cluster import Cluster
 

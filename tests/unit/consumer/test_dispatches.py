@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from keylane import ConfigError, Consumer, ConsumerSettings, HandlerTypeError, Message
+from keylane import Consumer, ConsumerSettings, Message
+from keylane.errors import ConfigError, HandlerTypeError
 
 
 async def handle(_given: Any) -> None: ...

@@ -17,7 +17,7 @@ exit 1
 OPEN = """
 import sys
 from pathlib import Path
-from keylane import ConfigError, JavaMissingError
+from keylane.errors import ConfigError, JavaMissingError
 from keylane.spark.session import local_session
 try:
     local_session(java_home=Path(sys.argv[1]))

@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 from keylane import (
     NACK,
-    ConfigError,
     Consumer,
     Message,
     Producer,

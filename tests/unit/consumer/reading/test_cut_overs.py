@@ -9,15 +9,8 @@ from typing import Any
 
 import pytest
 
-from keylane import (
-    Admin,
-    Consumer,
-    Message,
-    PartitionUnknownError,
-    Producer,
-    Reader,
-    SubjectDeletedError,
-)
+from keylane import Admin, Consumer, Message, Producer, Reader
+from keylane.errors import PartitionUnknownError, SubjectDeletedError
 from keylane.protocol.message import pack_properties
 from keylane.protocol.reprocess.sources import SOURCE
 from keylane.testing import VirtualCluster

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from keylane import Admin, CreationUnfinishedError
+from keylane import Admin
 from keylane.broker.control import BrokerControl
+from keylane.errors import CreationUnfinishedError
 from keylane.metaserver.catalogue import service
 from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject
