@@ -19,11 +19,10 @@ from typing import Protocol
 
 from ..protocol.backoff import Pauses
 from ..protocol.clock import Clock
-from ..protocol.control import Grants, Heartbeat, Join, Joined, Leave, ReleaseGrant, Suspend
+from ..protocol.control import Grants, Heartbeat, Join, Leave, ReleaseGrant, Suspend
 from ..protocol.errors import (
     AccessDeniedError,
     KeylaneError,
-    OverloadedError,
     RetryPolicyError,
     RetryRule,
     SessionQuotaError,
@@ -52,8 +51,6 @@ _REFUSALS = (UnauthenticatedError, AccessDeniedError, TokenInvalidError, Session
 """While one of these lasts, a consumer gets nothing."""
 FAREWELL_MS_MIN = 500
 """What a call of a closing consumer waits for each metaserver, once a call before it had no answer of any."""
-JOIN_WAIT_MS = 300_000
-"""How long a join is repeated that the metaserver has come later, as where very many consumers start at once."""
 LEAVE_S = 1.0
 """How long a cancelled opening takes at most to leave."""
 REPORTS_AT_ONCE_MAX = 32
@@ -197,32 +194,13 @@ class Membership:
             )
         self._task = start_task(self._beat(holder), name=f"session {self.session[:8]}")
 
-    async def _ask_to_join(self) -> Joined:
-        """
-        Join, as late as the metaserver says while very many do.
-
-        Raises:
-            OverloadedError: it has said so for JOIN_WAIT_MS, or the group has too many consumers.
-            KeylaneError: as of the call.
-        """
-        until_ms = self._clock.boot_ms() + JOIN_WAIT_MS
-        while True:
-            # A repeat has the same session: the one of a lost answer would hold the instance's place.
-            is_new = not self._joining
-            if is_new:
-                self._joining = f"{self._draw_identity(128):032x}"
-                self._asked_ms = self._clock.boot_ms()
-            try:
-                return await self._call_join(self._joining)
-            except OverloadedError as error:
-                if not error.retry_after_ms or self._clock.boot_ms() >= until_ms:
-                    raise
-                if is_new:
-                    self._joining = ""  # nothing has begun: what is asked next begins its own lease
-                await asyncio.sleep(error.retry_after_ms * self._rng.uniform(0.5, 1.5) / 1000)
-
-    async def _call_join(self, session: str) -> Joined:
-        return await self._meta.join(
+    async def _join(self, holder: GrantHolder) -> None:
+        # A repeat has the same session: the one of a lost answer would hold the instance's place.
+        if not self._joining:
+            self._joining = f"{self._draw_identity(128):032x}"
+            self._asked_ms = self._clock.boot_ms()
+        session = self._joining
+        joined = await self._meta.join(
             Join(
                 subject=self._subject,
                 group=self._group,
@@ -238,10 +216,6 @@ class Membership:
                 again=self._joined,
             )
         )
-
-    async def _join(self, holder: GrantHolder) -> None:
-        joined = await self._ask_to_join()
-        session = self._joining
         if (
             self._settings.on_failure is FailurePolicy.RETRY
             and self._settings.consume_strategy is ConsumeStrategy.EXCLUSIVE

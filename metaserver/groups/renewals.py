@@ -18,7 +18,6 @@ from ...protocol.errors import StorageError
 from ...protocol.ids import SessionId
 from ..sql.database import Database
 from ..wakeups import SingleFlight
-from .admission import JoinAdmission
 from .sessions import Renewed, SessionRow, renew_at_once, renew_sessions
 
 AT_ONCE_MAX = 1_000
@@ -37,9 +36,8 @@ class RenewedTogether(NamedTuple):
 class Renewals:
     """Renews sessions."""
 
-    def __init__(self, database: Database, admission: JoinAdmission) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._admission = admission
         self._renewing: SingleFlight[None, Sequence[SessionId], Renewed] = SingleFlight(
             self._renew_at_once
         )
@@ -91,11 +89,7 @@ class Renewals:
         renewed = Renewed({}, {})
         for start in range(0, len(ordered), AT_ONCE_MAX):
             part = ordered[start : start + AT_ONCE_MAX]
-            renewal = self._admission.begin_renewal()
-            try:
-                more = await self._database.renew(renew_at_once, part)
-            finally:
-                self._admission.end_renewal(renewal)
+            more = await self._database.renew(renew_at_once, part)
             renewed = Renewed(renewed.rows | more.rows, renewed.held | more.held)
         return renewed
 

@@ -38,7 +38,6 @@ from ...protocol.control import (
 from ...protocol.errors import (
     InvalidRequestError,
     KeylaneError,
-    OverloadedError,
     SessionUnknownError,
     StorageError,
 )
@@ -51,7 +50,6 @@ from ..cluster.heard import Announcement
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from ..wakeups import SingleFlight, Waiter, Wakeups, wait_for
-from .admission import JoinAdmission
 from .creation import EARLIEST
 from .lease_rows import (
     Changes,
@@ -78,12 +76,8 @@ from .views import grants_versions, group_versions, list_groups, read_group
 log = logging.getLogger("keylane.metaserver")
 DRAINED_MAX = 4_096
 """Partitions in one list of a heartbeat."""
-SETTLE_REST_MS_MAX = 1_000
+SETTLE_REST_MS_MAX = 250
 """Settling a group of a thousand takes tens of milliseconds; while many join, a run is shared by more of them."""
-JOIN_WAIT_MS = 2_000
-"""How long a join waits for its turn: below the time-out of its call, which has to include the join itself."""
-JOIN_LOOK_MS = 50
-JOIN_RETRY_MS = 1_000
 HELD = "another transaction holds the row of this session in the database"
 GRANTS_CACHED_MAX = 20_000
 
@@ -163,8 +157,7 @@ class GroupService:
         )
         """For heartbeats: they do not wait behind joins, because a late answer costs the session."""
         self._writes = GroupWrites(database, in_turns=rows_are_locked)
-        self._admission = JoinAdmission(_loop_ms)
-        self._renewals = Renewals(database, self._admission)
+        self._renewals = Renewals(database)
         self._releasing: SingleFlight[
             SessionId, ReleaseGrant, Mapping[ReleaseGrant, KeylaneError]
         ] = SingleFlight(self._release_now)
@@ -190,26 +183,6 @@ class GroupService:
             GroupBusyError, GroupDeletedError, InstanceTakenError, OverloadedError, SessionQuotaError
             NotSentError: a broker does not say where a new group is to begin; there is no group.
         """
-        group = ask.subject, ask.group
-        await self._admit(group)
-        began_ms = _loop_ms()
-        try:
-            return await self._join(ask)
-        finally:
-            self._admission.end_join(group, took_ms=_loop_ms() - began_ms)
-
-    async def _admit(self, group: tuple[str, str]) -> None:
-        """Wait until a join may begin.  Raises OverloadedError: it may not for JOIN_WAIT_MS."""
-        until_ms = _loop_ms() + JOIN_WAIT_MS
-        while not self._admission.begin_join(group):
-            if _loop_ms() >= until_ms:
-                raise OverloadedError(
-                    "too many consumers join at once, and heartbeats go first",
-                    retry_after_ms=JOIN_RETRY_MS,
-                )
-            await asyncio.sleep(JOIN_LOOK_MS / 1000)
-
-    async def _join(self, ask: Join) -> Joined:
         if ask.start is not None and ask.start != EARLIEST:
             making = CreateGroup(start=ask.start, strategy=ask.strategy)
             await self._begin(ask.subject, ask.group, making)
@@ -576,10 +549,6 @@ class GroupService:
 
     def _forget(self, session: SessionId) -> None:
         self._cached.pop(session, None)
-
-
-def _loop_ms() -> int:
-    return int(asyncio.get_running_loop().time() * 1000)
 
 
 def _settle_and_read(

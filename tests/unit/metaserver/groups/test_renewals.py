@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from keylane.metaserver.groups.admission import JoinAdmission
 from keylane.metaserver.groups.renewals import Renewals, RenewedTogether
 from keylane.metaserver.groups.sessions import (
     Renewed,
@@ -53,7 +52,7 @@ class DatabaseThatGivesUp:
 
 async def test_sessions_of_one_call_are_renewed_when_the_wait_for_a_held_row_fails():
     """The statement that waits is ended after seconds, and begun anew: in some calls that comes while they wait for it."""
-    renewals = Renewals(cast("Database", DatabaseThatGivesUp()), JoinAdmission(lambda: 0))
+    renewals = Renewals(cast("Database", DatabaseThatGivesUp()))
     assert await renewals.together([SessionId(A), SessionId(B)]) == RenewedTogether(
         {SessionId(B): ROW}, frozenset({SessionId(A)})
     )
