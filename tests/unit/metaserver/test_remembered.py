@@ -11,7 +11,7 @@ from keylane.metaserver.remembered import Remembered
 from keylane.protocol.errors import StorageError
 
 
-class Source:
+class HangingSource:
     """A source of numbers that can hang or fail; `read` counts."""
 
     def __init__(self) -> None:
@@ -34,14 +34,14 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_ask_gets_a_new_reading_when_the_source_answers() -> None:
-    known = Remembered(Source().read)
+    known = Remembered(HangingSource().read)
     for number in (1, 2):
         recalled = await known.ask()
         assert (recalled.value, recalled.age_s, recalled.error) == (number, 0, None)
 
 
 async def test_ask_gets_the_last_reading_while_the_source_hangs() -> None:
-    source = Source()
+    source = HangingSource()
     known = Remembered(source.read)
     await known.ask()
     source.free.clear()
@@ -55,7 +55,7 @@ async def test_ask_gets_the_last_reading_while_the_source_hangs() -> None:
 
 
 async def test_ask_gets_the_error_beside_the_last_reading_when_the_source_fails() -> None:
-    source = Source()
+    source = HangingSource()
     known = Remembered(source.read)
     await known.ask()
     source.error = StorageError("away")

@@ -27,7 +27,7 @@ from sim.machines.clock import ManualClock
 OPEN, SEALED = PartitionState.OPEN, PartitionState.SEALED
 
 
-class OneBroker:
+class CountedBroker:
     """A network with one broker, which has partitions by id, or is silent."""
 
     def __init__(self) -> None:
@@ -47,13 +47,13 @@ class OneBroker:
         return PartitionStatusList(broker_group="g1", broker_id="x", partitions=statuses)
 
 
-class Watched:
+class ComparedCluster:
     """A database with the subject `s` of two partitions, which its broker has, and the watch over both."""
 
     def __init__(self) -> None:
         forget_database()
         self.database = MemoryDatabase(ManualClock())
-        self.broker = OneBroker()
+        self.broker = CountedBroker()
         report = BrokerHeartbeat(broker_group="g1", broker_id="x", address="g1:1")
         self.database.transact(report_broker, report, ttl_ms=60_000)
         self.database.transact(
@@ -68,12 +68,14 @@ class Watched:
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+def watched(monkeypatch: pytest.MonkeyPatch) -> ComparedCluster:
     monkeypatch.setattr(agreement, "CONFIRM_S", 0.0)
-    return Watched()
+    return ComparedCluster()
 
 
-async def test_database_is_not_behind_when_brokers_have_what_it_has(watched: Watched) -> None:
+async def test_database_is_not_behind_when_brokers_have_what_it_has(
+    watched: ComparedCluster,
+) -> None:
     await watched.watch.look()
     assert not watched.behind()
     await asyncio.wait_for(watched.watch.settled(), 1)
@@ -88,7 +90,7 @@ async def test_database_is_not_behind_when_brokers_have_what_it_has(watched: Wat
     ],
 )
 async def test_database_is_behind_when_it_lacks_a_change_that_a_broker_has(
-    watched: Watched,
+    watched: ComparedCluster,
     states: dict[int, PartitionState],
     said: str,
     caplog: pytest.LogCaptureFixture,
@@ -109,7 +111,7 @@ async def test_database_is_behind_when_it_lacks_a_change_that_a_broker_has(
 
 
 async def test_database_stays_behind_while_the_broker_that_showed_it_is_silent(
-    watched: Watched,
+    watched: ComparedCluster,
 ) -> None:
     watched.broker.states = {1: OPEN, 2: OPEN, 3: OPEN}
     await watched.watch.look()
@@ -119,7 +121,7 @@ async def test_database_stays_behind_while_the_broker_that_showed_it_is_silent(
 
 
 async def test_deleted_partition_in_an_older_folder_is_no_sign_of_a_database_behind(
-    watched: Watched,
+    watched: ComparedCluster,
 ) -> None:
     """Its id was given before: the database knows higher ones."""
     plan = CreateSubject(subject="t", partitions=2)
@@ -132,7 +134,7 @@ async def test_deleted_partition_in_an_older_folder_is_no_sign_of_a_database_beh
     assert not watched.behind()
 
 
-async def test_watch_asks_no_broker_when_there_is_no_doubt(watched: Watched) -> None:
+async def test_watch_asks_no_broker_when_there_is_no_doubt(watched: ComparedCluster) -> None:
     await watched.watch.look()
     watched.broker.states = {1: OPEN}
     await watched.watch.look()
