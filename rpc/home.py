@@ -224,6 +224,16 @@ _OPEN = _Open()
 os.register_at_fork(after_in_child=_OPEN.in_child)
 
 
+def process_id() -> int:
+    """The number of this process, which a forked child has of its own."""
+    return os.getpid()
+
+
+def at_fork(call: Callable[[], None]) -> None:
+    """Have `call` called in each child that this process forks from now on."""
+    os.register_at_fork(after_in_child=call)
+
+
 class Uncopied:
     """Base of clients: they are neither copied nor pickled."""
 

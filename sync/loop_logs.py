@@ -13,7 +13,6 @@ Invariants
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 from collections import deque
@@ -21,6 +20,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import get_ident
 from typing import Any
+
+from ..rpc.home import at_fork
 
 RECORDS_MAX = 10_000
 SETTLE_S = 0.2
@@ -126,4 +127,4 @@ def _in_child() -> None:
     LOGS = LoopLogs()
 
 
-os.register_at_fork(after_in_child=_in_child)
+at_fork(_in_child)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -24,7 +23,7 @@ from threading import get_ident
 from typing import Any, Generic, TypeVar
 
 from ..protocol.errors import AlreadyOpenError, ClosedError, InvalidRequestError, OtherLoopError
-from ..rpc.home import Home
+from ..rpc.home import Home, process_id
 from . import loop_logs
 
 T = TypeVar("T")
@@ -122,7 +121,7 @@ class _Life:
         self._serves = threading.Lock()
         """Taken once, and never waited for: by the thread that begins to serve, or by a starter who gave it up before."""
         self._is_joined = False
-        self._process_id = os.getpid()
+        self._process_id = process_id()
 
     # ── on the thread ────────────────────────────────────────────────────────────────────────────────
     def take(self) -> bool:
@@ -165,7 +164,7 @@ class _Life:
 
     def wait_end(self) -> None:
         """Wait until the thread has ended; in a forked child it has."""
-        if os.getpid() != self._process_id:
+        if process_id() != self._process_id:
             return
         self.wait(_Gate())
         if not self._is_joined:  # a signal handler waits for no `join` that it interrupts
