@@ -111,6 +111,8 @@ class Workers:
         """Starts the tries that are due."""
         self._timer_ns = 0
         self._closed = False
+        self._acking: set[asyncio.Task[None]] = set()
+        """They wait for acks that were refused."""
         self._work = IdleWorkers()
         self._workers = [WorkerTask() for _ in range(concurrency)]
         for index, worker in enumerate(self._workers):
@@ -254,7 +256,10 @@ class Workers:
                         client.done(message.offset)
                         if acks_each:
                             worker.message = None
-                            await client.client.acked()
+                            if not await client.answered(message.offset):
+                                self._free_later(message)
+                                message = None
+                                continue
                 else:
                     client.forget(1)
                 if message is lanes.alone:
@@ -365,14 +370,30 @@ class Workers:
                         return None
                 else:
                     client.done(message.offset)
+                    self._log_line(self._log_throttle.handled(message, self._now_ms()))
                     if self._acks_each:
                         worker.message = None
-                        await client.client.acked()
-                    self._log_line(self._log_throttle.handled(message, self._now_ms()))
+                        if not await client.answered(message.offset):
+                            self._free_later(message)
+                            return None
         finally:
             self._retries.end(message, self._boot_ns())
             self._start_due()
         return self._lanes.finish(message.key)
+
+    def _free_later(self, message: Message) -> None:
+        """Keep the key of a message whose ack was refused until that is durable: other keys, which may make room, go on."""
+        self._lanes.note_alone()
+        task = start_task(self._free_once_acked(message), name="ack")
+        self._acking.add(task)
+        task.add_done_callback(self._acking.discard)
+
+    async def _free_once_acked(self, message: Message) -> None:
+        await message.delivery.acked(message.offset)  # type: ignore[union-attr]
+        following = self._lanes.finish(message.key)
+        if following is not None:
+            self._lanes.put_first([following])
+        self._work.wake_all()
 
     def _failed(self, worker: WorkerTask, message: Message, error: BaseException) -> bool:
         """
@@ -595,6 +616,6 @@ class Workers:
         tasks = [worker.task for worker in self._workers if worker.task is not None]
         for worker in self._workers:
             worker.cancelled_message = None  # every request is for the worker now
-        for task in tasks:
+        for task in (*tasks, *self._acking):
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *self._acking, return_exceptions=True)
