@@ -264,8 +264,14 @@ class BatchLanes:
         return 0 if queue is None or queue.number != number else queue.end_wait()
 
     def pause(self, partition_id: int) -> None:
-        """Let no message of a partition run until `resume`, but for those that failed."""
+        """Let no message of a partition run until `resume`, but for batches that are due again: see `take_due`."""
         self._paused.add(partition_id)
+
+    def take_due(self, partition_id: int) -> list[Batch]:
+        """Take out the batches of a partition whose next try is due; their keys stay busy."""
+        taken = [batch for batch in self._again if batch.partition_id == partition_id]
+        self._again = deque(each for each in self._again if each.partition_id != partition_id)
+        return taken
 
     def resume(self, partition_id: int) -> bool:
         """Let the messages of a partition run again; True if any waits."""

@@ -321,11 +321,17 @@ class Lanes:
         self._plain = None
 
     def pause(self, partition_id: int) -> None:
-        """Let no message of a partition run until `resume`, but for those that failed."""
+        """Let no message of a partition run until `resume`, but for those that are due again: see `take_due`."""
         if partition_id in self._paused:
             return
         waiting = self._take_out(lambda message: message.partition_id == partition_id)
         self._paused[partition_id] = sorted(waiting, key=_by_offset)
+
+    def take_due(self, partition_id: int) -> list[Message]:
+        """Take out the messages of a partition whose next try is due; their lanes stay their own."""
+        taken = [message for message in self.due if message.partition_id == partition_id]
+        self.due = deque(each for each in self.due if each.partition_id != partition_id)
+        return taken
 
     def resume(self, partition_id: int) -> bool:
         """Let the messages of a partition run again; True if any waits."""

@@ -150,12 +150,20 @@ class Workers:
             work.wake_all()
 
     def pause(self, partition_id: int) -> None:
-        """Start no handler for a partition until `resume`, but for messages that failed."""
+        """Start no handler for a partition until `resume`, also for messages that failed."""
         self._lanes.pause(partition_id)
+        self._retries.pause(partition_id)
+        now_ns = self._boot_ns()
+        for message in self._lanes.take_due(partition_id):
+            message.attempt -= 1
+            self._count_retrying(message, 1)
+            self._retries.end(message, now_ns)
+            self._retries.wait(message, now_ns)
 
     def resume(self, partition_id: int) -> None:
         """Start handlers for a partition again."""
-        if self._lanes.resume(partition_id):
+        self._retries.resume(partition_id)
+        if self._lanes.resume(partition_id) or self._start_due():
             self._work.wake_all()
 
     async def _run(self, worker: WorkerTask) -> None:
@@ -435,9 +443,7 @@ class Workers:
 
     async def _free_once_acked(self, message: Message) -> None:
         await message.delivery.acked(message.offset)  # type: ignore[union-attr]
-        following = self._lanes.finish(message.key)
-        if following is not None:
-            self._lanes.put_first([following])
+        self._lanes.release(message)
         self._work.wake_all()
 
     async def _failed(self, worker: WorkerTask, message: Message, error: BaseException) -> bool:
@@ -622,6 +628,7 @@ class Workers:
         """Forget the waiting messages of `client`'s partition: first tries and next ones."""
         now_ms = self._now_ms()
         failed = self._retries.drop(client.is_of)
+        self._retries.resume(client.partition_id)
         client.add_retrying(-len(failed))
         waiting = self._lanes.drop(client.partition_id, client.is_of)
         for message in failed:
