@@ -56,7 +56,9 @@ def check_where(name: str, given: object, **arguments: str) -> None:
     words = ", ".join(repr(each) for each in ("earliest", "latest", *arguments))
     error = InvalidRequestError(f"{name} is one of {words}, not {given!r:.60}")
     place = "milliseconds since 1970" if isinstance(given, datetime) else f"{given!s:.60}"
-    error.hint = f"Give the place itself as {arguments[word]}=: {name}={word!r}, {arguments[word]}={place}."
+    error.hint = (
+        f"Give the place itself as {arguments[word]}=: {name}={word!r}, {arguments[word]}={place}."
+    )
     raise error
 
 

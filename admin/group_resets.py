@@ -26,9 +26,7 @@ async def reset_group(
         ResetUnfinishedError: after a shift, the text has the cursors that finish it.
         What `call` raises.
     """
-    check_where(
-        "to", fields["to"], offset="offset", time="at_ms", shift="shift", cursors="cursors"
-    )
+    check_where("to", fields["to"], offset="offset", time="at_ms", shift="shift", cursors="cursors")
     check_unit("at_ms", fields["at_ms"])
     if fields["cursors"] is not None:
         fields = {**fields, "cursors": mapping_of("cursors", fields["cursors"])}

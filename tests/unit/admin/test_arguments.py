@@ -10,9 +10,11 @@ import pytest
 from keylane import Admin
 from keylane.admin.access import _instant
 from keylane.admin.arguments import check_where, checked, mapping_of
+from keylane.admin.group_resets import reset_group
 from keylane.protocol.control import DeleteGroup, DeleteSubject, SwitchGroup
 from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.operations import OperationKind, Reshape
+from keylane.protocol.progress import GroupReset, ResetGroup
 from keylane.protocol.routing import ConsumeStrategy
 
 
@@ -86,10 +88,14 @@ def test_place_that_is_given_for_its_word_is_refused_with_the_argument_that_take
     assert hint in told.value.hint
 
 
-async def test_reset_to_an_offset_names_its_argument_when_the_word_is_missing():
-    """Nothing was asked of the cluster."""
-    with pytest.raises(InvalidRequestError) as told:
-        await Admin("127.0.0.1:1").reset_group("orders", "billing", 86)  # type: ignore[arg-type]
-    assert "offset=86" in str(told.value)
+async def test_place_is_refused_when_it_is_given_for_the_word_of_a_reset_or_a_start():
+    """Nothing is asked of the cluster."""
+
+    async def ask(_body: ResetGroup) -> GroupReset:
+        raise AssertionError
+
+    with pytest.raises(InvalidRequestError, match="to is one of") as told:
+        await reset_group(ask, {"to": 86, "at_ms": None, "cursors": None, "dry_run": False})
+    assert "offset=86" in str(told.value.hint)
     with pytest.raises(InvalidRequestError, match="start is one of"):
         await Admin("127.0.0.1:1").create_group("orders", "billing", start={1: 7})  # type: ignore[arg-type]
