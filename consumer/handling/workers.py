@@ -203,7 +203,9 @@ class Workers:
         Raises:
             CancelledError: one had not arrived: what made it is a failure of this handler, and of no later one.
         """
+        assert worker.task is not None
         if self._is_ending:
+            worker.task.cancel()  # the handler has not passed it on: the next one does, before it waits
             return
         try:
             await asyncio.sleep(0)
