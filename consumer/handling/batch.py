@@ -97,6 +97,13 @@ class Batch:
         return self.messages[0].partition_id
 
     @property
+    def leased_id(self) -> int:
+        """The partition whose pull client handed the messages out."""
+        first: Any = self.messages[0].delivery
+        leased_id: int = first.leased_id
+        return leased_id
+
+    @property
     def offset(self) -> int:
         """The offset of the first message."""
         return self.messages[0].offset

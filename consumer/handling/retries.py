@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 SHARE = 40
 WORKERS_PER_TRY = 4
@@ -30,8 +30,8 @@ class Tried(Protocol):
     """A message, or a batch of them."""
 
     @property
-    def partition_id(self) -> int:
-        """The partition that it is of."""
+    def delivery(self) -> Any:
+        """Knows the partition under whose lease it is handled."""
         ...
 
 
@@ -58,7 +58,7 @@ class Retries(Generic[T]):
 
     def wait(self, message: T, due_ns: int) -> None:
         """Add a message that failed; its next try is at `due_ns` at the earliest."""
-        held = self._held.get(message.partition_id)
+        held = self._held.get(message.delivery.leased_id) if self._held else None
         if held is not None:
             held.append((due_ns, message))
             return
@@ -111,8 +111,10 @@ class Retries(Generic[T]):
     def pause(self, partition_id: int) -> None:
         """Try no message of a partition until `resume`."""
         if partition_id not in self._held:
-            waiting = [entry for entry in self.waiting if entry[2].partition_id == partition_id]
-            self._take_out(lambda message: message.partition_id == partition_id)
+            waiting = [
+                entry for entry in self.waiting if entry[2].delivery.leased_id == partition_id
+            ]
+            self._take_out(lambda message: message.delivery.leased_id == partition_id)
             self._held[partition_id] = [(due_ns, message) for due_ns, _, message in waiting]
 
     def resume(self, partition_id: int) -> None:
