@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
@@ -32,6 +33,39 @@ def checked(kind: type[T], given: object, **arguments: str) -> T:
         raise InvalidRequestError(text) from None
     except UnicodeEncodeError as error:
         raise InvalidRequestError(bad_text(error)) from None
+
+
+def check_where(name: str, given: object, **arguments: str) -> None:
+    """
+    Check the argument that says in one word where a group begins, or is set to.
+
+    Args:
+        name: of the argument.
+        arguments: by word that needs another argument, the name of that.
+
+    Raises:
+        InvalidRequestError: it is the place itself; the hint says how that is given.
+    """
+    for word, kinds in _PLACES:
+        if word in arguments and isinstance(given, kinds) and not isinstance(given, bool):
+            break
+    else:
+        if not isinstance(given, str) or not given.isdecimal() or "offset" not in arguments:
+            return
+        word = "offset"
+    words = ", ".join(repr(each) for each in ("earliest", "latest", *arguments))
+    error = InvalidRequestError(f"{name} is one of {words}, not {given!r:.60}")
+    place = "milliseconds since 1970" if isinstance(given, datetime) else f"{given!s:.60}"
+    error.hint = (
+        f"Give the place itself as {arguments[word]}=: {name}={word!r}, {arguments[word]}={place}."
+    )
+    raise error
+
+
+_PLACES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
+    ("offset", int), ("time", (int, datetime)), ("cursors", Mapping),
+)  # fmt: skip
+"""Of each word what a caller may give in its place."""
 
 
 def mapping_of(name: str, given: object) -> dict[Any, Any]:

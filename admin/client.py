@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Self
 
@@ -46,6 +46,7 @@ from ..protocol.settings import flag_problems, range_problems, refuse_call
 from ..protocol.verification import Verification
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up, in_turns
+from ..rpc.race import outlives_cancel
 from . import views
 from .access import AccessCalls
 from .arguments import checked
@@ -478,7 +479,8 @@ class Admin(
         """
         return (await self._meta.operations(check_name("subject", subject))).operations
 
-    async def follow(self, operation: OperationView) -> AsyncIterator[OperationView]:
+    @outlives_cancel
+    async def follow(self, operation: OperationView) -> AsyncGenerator[OperationView, None]:
         """
         Yield an operation now and after each change, until the route has changed or the operation is canceled.
 

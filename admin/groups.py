@@ -17,7 +17,7 @@ from ..protocol.ids import check_name
 from ..protocol.progress import CanceledReset
 from ..protocol.reading.instants import check_unit
 from ..protocol.routing import ConsumeStrategy
-from .arguments import checked, mapping_of
+from .arguments import check_where, checked, mapping_of
 from .calls import ClusterCalls
 
 
@@ -55,6 +55,7 @@ class GroupCalls(ClusterCalls):
             GroupStartUnfinishedError: it is made, and a broker has not stored its start yet.
             OverloadedError: the subject has as many groups as it may have.
         """
+        check_where("start", start, time="at_ms", cursors="cursors")
         check_unit("at_ms", at_ms)
         fields = {
             "start": {

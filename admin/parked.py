@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from itertools import islice
 from types import EllipsisType
 from typing import Any
@@ -32,6 +32,7 @@ from ..protocol.routing import Partition
 from ..protocol.settings import flag_problems, is_within, refuse_call
 from ..rpc.client import BrokerClient
 from ..rpc.environment import environment_of
+from ..rpc.race import outlives_cancel
 from .calls import ClusterCalls
 from .parked_reading import ParkedReader, ParkedRow, rows_of, view_of_rows, views_by_error
 from .parked_views import (
@@ -57,6 +58,7 @@ TOGETHER = 64
 class ParkedCalls(ClusterCalls):
     """The calls of an admin about parked messages."""
 
+    @outlives_cancel
     async def parked(
         self,
         subject: str,
@@ -69,7 +71,7 @@ class ParkedCalls(ClusterCalls):
         error: str | None = None,
         retrying: bool = False,
         by_error: bool = False,
-    ) -> AsyncIterator[ParkedKeyView]:
+    ) -> AsyncGenerator[ParkedKeyView, None]:
         """
         The keys that a consumer group has parked on the partitions of a subject; a key may be on two of them for a moment.
 
@@ -130,6 +132,7 @@ class ParkedCalls(ClusterCalls):
                     ):
                         yield each
 
+    @outlives_cancel
     async def parked_messages(
         self,
         subject: str,
@@ -141,7 +144,7 @@ class ParkedCalls(ClusterCalls):
         older_than_ms: int | None = None,
         error: str | None = None,
         first: int | None = None,
-    ) -> AsyncIterator[ParkedMessage]:
+    ) -> AsyncGenerator[ParkedMessage, None]:
         """
         The parked messages of a key, or of all keys asked for, the oldest of each first, read from the brokers that have them.
 

@@ -35,25 +35,47 @@ def read_task(options: ReadOptions, ranges: Sequence[PlannedRange]) -> Iterator[
         CorruptBatchError: what a broker sent is damaged, or not the range.
         UnreachableError: a broker did not answer.
     """
-    if options.keys is None:
-        yield from _past_losses(options, ranges)
-        return
-    chosen = KeyFilter(options.keys, options.columns)
-    for batch in _past_losses(replace(options, columns=chosen.columns_to_read), ranges):
-        if (rows := chosen.rows(batch)).num_rows:
-            yield rows
+    return _TaskReading(options, ranges)
 
 
-def _past_losses(options: ReadOptions, ranges: Sequence[PlannedRange]) -> Iterator[pa.RecordBatch]:
-    left = list(ranges)
-    while left:
-        try:
-            for batch in read_ranges(options, tuple(left)):
-                left = _behind(left, batch.num_rows)
-                yield batch
-            return
-        except OffsetOutOfRangeError as error:
-            left = _behind_loss(options, left, error)
+class _TaskReading(Iterator[pa.RecordBatch]):
+    """
+    The rows of a task.  It is no generator, which Ctrl-C would end: a later batch would then be missed in silence.
+
+    Args:
+        options, ranges: as of `read_task`.
+    """
+
+    def __init__(self, options: ReadOptions, ranges: Sequence[PlannedRange]) -> None:
+        self._left = list(ranges)
+        """Of which the rows are not given out."""
+        self._given = 0
+        """Rows of the batch that was given out last, which are among those left."""
+        self._chosen: KeyFilter | None = None
+        if options.keys is not None:
+            self._chosen = KeyFilter(options.keys, options.columns)
+            options = replace(options, columns=self._chosen.columns_to_read)
+        self._options = options
+        self._batches: Iterator[pa.RecordBatch] | None = None
+        """Gives the rows that are left; None: it has ended with an error."""
+
+    def __next__(self) -> pa.RecordBatch:
+        while left := _behind(self._left, self._given):
+            self._left, self._given = left, 0
+            batches, self._batches = self._batches, None
+            if batches is None:
+                batches = read_ranges(self._options, tuple(left))
+            try:
+                batch = next(batches)
+            except OffsetOutOfRangeError as error:
+                self._left = _behind_loss(self._options, left, error)
+                continue
+            rows = batch if self._chosen is None else self._chosen.rows(batch)
+            self._batches, self._given = batches, batch.num_rows
+            if rows.num_rows:
+                return rows
+        self._batches = None
+        raise StopIteration
 
 
 def _behind(ranges: list[PlannedRange], rows: int) -> list[PlannedRange]:

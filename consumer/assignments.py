@@ -235,6 +235,11 @@ class Assignments:
         """Give a batch of one partition, which is not opened, to handlers or the iteration."""
         self._dispatch.put_batch(batch)
 
+    @property
+    def by_hand(self) -> bool:
+        """Whether the program takes messages, and acks them, itself; False: handlers are given them."""
+        return isinstance(self._dispatch, Stream)
+
     def nack(self, message: Message, after_s: float) -> list[Message]:
         """Have the iteration hand a message out again; one that a handler was given never comes here."""
         assert isinstance(self._dispatch, Stream)

@@ -279,7 +279,9 @@ class Membership:
                     await self._beat_once(holder)
                     pauses.reset()
                 except SessionUnknownError as error:
-                    log.warning("%s lost its session: %s", self._name, error.message)
+                    # The line about the leases of its partitions is the warning; without any nothing is lost.
+                    level = logging.DEBUG if holder.holding(self.session) else logging.INFO
+                    log.log(level, "%s lost its session: %s", self._name, error.message)
                     self.session = ""
                     holder.session_lost()
                 except KeylaneError as error:
@@ -397,6 +399,8 @@ class Membership:
                     await self._meta.release(body, timeout_ms=self._timeout_ms)
             finally:
                 self._reports.release()
+        except SessionUnknownError:
+            pass  # its leases have ended, which is in the log already
         except (TimeoutError, KeylaneError) as error:
             name = partition_name(self._subject, partition_id, self._group)
             log.info("%s: report: %s", name, getattr(error, "message", "too many before it"))

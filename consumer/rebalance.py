@@ -89,6 +89,15 @@ class Rebalance:
     ) -> None:
         if call is None:
             return
+        # A task of its own: a call-back that cancels its task must not end the hand-over.
+        calling = start_task(self._called(name, call, partition_ids), name=name)
+        try:
+            await asyncio.wait([calling])
+        except asyncio.CancelledError:
+            calling.cancel()
+            raise
+
+    async def _called(self, name: str, call: PartitionsCallback, partition_ids: list[int]) -> None:
         try:
             async with asyncio.timeout(self._limit_ms / 1000):
                 result: Any = call(partition_ids)
@@ -99,7 +108,7 @@ class Rebalance:
                 "%s: %s of partitions %s took longer than handover_ms, %d ms, or timed out itself",
                 self._name, name, partition_ids, self._limit_ms, exc_info=True,
             )  # fmt: skip
-        except Exception:
+        except (Exception, asyncio.CancelledError):
             log.exception("%s: %s of partitions %s failed", self._name, name, partition_ids)
 
 

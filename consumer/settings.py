@@ -89,7 +89,8 @@ class ConsumerSettings:
             others; what is not acked when a process is killed is handled again.  "each": the ack is durable at the
             broker before the next message of the key starts, so that of each key one message is handled again, at
             most, and `await message.ack()` returns when it is durable.  A handler then holds its worker until the
-            ack is durable: more `concurrency` makes up for it.  "before": the ack is durable before the handler starts,
+            ack is durable: more `concurrency` makes up for it.  While older messages leave more gaps than a broker keeps,
+            it takes no further ack: the key waits, and so does `ack()`, until those are handled or the lease ends.  "before": the ack is durable before the handler starts,
             and no message is handled twice: one whose handler fails, or is cut short by a crash or a hand-over, is lost.
         ack_linger_ms: 0 to 10_000, default 20; milliseconds for which acks are collected before one request
             carries them.

@@ -90,7 +90,7 @@ class Taking(Generic[V]):
         """
         await nack_all(listed(messages), self._home, after_s)
 
-    async def batches(self) -> AsyncIterator[ArrowBatch]:
+    def batches(self) -> AsyncIterator[ArrowBatch]:
         """
         Iterate over messages as Arrow record batches; needs pyarrow and numpy.
 
@@ -109,13 +109,7 @@ class Taking(Generic[V]):
                 "Arrow data only its reader knows"
             )
         check_arrow()
-        stream = self._stream
-        while True:
-            try:
-                batch = await stream.take_arrow()
-            except StopAsyncIteration:
-                return
-            yield batch
+        return BatchIteration(lambda: self._stream)
 
     def _note_error(self, error: BaseException | None) -> None:
         """Note that the block of the consumer ends, with `error`: it may be that of the message in hand."""
@@ -153,6 +147,29 @@ class Taking(Generic[V]):
         self._home.check_thread()
         step: Coroutine[Any, Any, Message[Any]] = self._stream.next()
         return step
+
+
+class BatchIteration:
+    """
+    The Arrow batches of a consumer.  It is no generator, which a cancelled `anext` would end.
+
+    Args:
+        stream: of the consumer; raises an error if there is none.
+    """
+
+    def __init__(self, stream: Callable[[], Stream]) -> None:
+        self._stream = stream
+        self._known: Stream | None = None
+        """The one that gives the batches: a consumer that was closed and opened again has another."""
+
+    def __aiter__(self) -> BatchIteration:
+        return self
+
+    async def __anext__(self) -> ArrowBatch:
+        """As `Stream.take_arrow`."""
+        if self._known is None:
+            self._known = self._stream()
+        return await self._known.take_arrow()
 
 
 class Iteration:

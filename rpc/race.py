@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Generator
+import functools
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from contextlib import suppress
 from types import FrameType, TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 from ..protocol.errors import ClosedError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -151,3 +154,67 @@ def _note_error(task: asyncio.Task[Any]) -> None:
     """Keep asyncio from logging an error that no caller waits for any more."""
     if not task.cancelled():
         task.exception()
+
+
+def outlives_cancel(
+    listing: Callable[P, AsyncGenerator[T, None]],
+) -> Callable[P, AsyncIterator[T]]:
+    """
+    Have an async generator function return an iterator that a cancelled `anext` does not end.
+
+    A cancellation that reached the generator would end it, and a loop after that would look like one that has seen all.
+    """
+
+    @functools.wraps(listing)
+    def listed(*args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        return Steps(listing(*args, **kwargs))
+
+    return listed
+
+
+class Steps(AsyncIterator[T]):
+    """
+    The values of an async generator; each is made in a task, for which the next `anext` waits on if one was cancelled.
+
+    Args:
+        values: the generator, which nothing else iterates.
+    """
+
+    def __init__(self, values: AsyncGenerator[T, None]) -> None:
+        self._values = values
+        self._step: asyncio.Task[T] | None = None
+
+    async def __anext__(self) -> T:
+        if self._step is None:
+            self._step = start_task(_next_of(self._values), name="next value")
+            self._step.add_done_callback(_note_seen)
+        step = self._step
+        try:
+            value = await asyncio.shield(step)
+        except asyncio.CancelledError:
+            if step.cancelled():
+                self._step = None
+            raise  # what the step has made by now is the next value all the same
+        except BaseException:
+            self._step = None
+            raise
+        self._step = None
+        return value
+
+    async def aclose(self) -> None:
+        """End the iteration, as that of a generator."""
+        if self._step is not None:
+            self._step.cancel()
+            with suppress(Exception, asyncio.CancelledError):
+                await self._step
+        await self._values.aclose()
+
+
+async def _next_of(values: AsyncGenerator[T, None]) -> T:
+    return await anext(values)
+
+
+def _note_seen(step: asyncio.Task[Any]) -> None:
+    """An iteration that was given up leaves no error that none has retrieved."""
+    if not step.cancelled():
+        step.exception()

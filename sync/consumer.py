@@ -351,18 +351,17 @@ class SyncConsumer(Uncopied, Generic[V]):
 
     def batches(self) -> Iterator[TakenBatch]:
         """Iterate over messages as Arrow record batches, as `keylane.Consumer.batches` does: `batch.ack()` brings the next one."""
-        batches = self._consumer.batches()
-        while True:
-            try:
-                take = partial(_next_batch, batches)
-                batch = Take(take, self._put_back).run(self._thread, self._batch_in_hand)
-            except ClosedError:
-                if not self._is_over:
-                    raise
-                return
-            if batch is None:
-                return
-            yield batch
+        return _Batches(partial(self._next_batch, self._consumer.batches()))
+
+    def _next_batch(self, batches: AsyncIterator[ArrowBatch]) -> TakenBatch | None:
+        """The next batch, or None: the consumer is closed."""
+        try:
+            take = partial(_next_of, batches)
+            return Take(take, self._put_back).run(self._thread, self._batch_in_hand)
+        except ClosedError:
+            if not self._is_over:
+                raise
+            return None
 
     def _batch_in_hand(self, batch: ArrowBatch | None) -> TakenBatch | None:
         return None if batch is None else TakenBatch(self._thread, batch)
@@ -434,7 +433,20 @@ def _refuse_others(others: Collection[str]) -> None:
     refuse_others("Consumer", others, ConsumerSettings, OTHER_WORDS)
 
 
-async def _next_batch(batches: AsyncIterator[ArrowBatch]) -> ArrowBatch | None:
+class _Batches(Iterator[TakenBatch]):
+    """No generator, which Ctrl-C would end."""
+
+    def __init__(self, take: Callable[[], TakenBatch | None]) -> None:
+        self._take = take
+
+    def __next__(self) -> TakenBatch:
+        batch = self._take()
+        if batch is None:
+            raise StopIteration
+        return batch
+
+
+async def _next_of(batches: AsyncIterator[ArrowBatch]) -> ArrowBatch | None:
     return await anext(batches, None)
 
 

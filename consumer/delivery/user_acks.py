@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any, Self
 
-from ...protocol.errors import InvalidRequestError
+from ...protocol.errors import InvalidRequestError, LeaseLostError
 from ...protocol.message import Message
+from ...rpc.race import start_task
 from .copied import copied_delivery
 from .hand import Hand
 
@@ -91,10 +93,10 @@ class UserAcks(ABC):
 
     async def ack(self, message: Message) -> None:
         """
-        Take the user's ack; no effect for a second ack, or for a message that a handler was given.
+        Take the user's ack; a second ack only waits, if it has to, until the first is durable.
 
         Raises:
-            InvalidRequestError: the message was given back.
+            InvalidRequestError: the message was given back, or a handler has it.
             LeaseLostError: it is delivered to another consumer.
         """
         client, offset = self.client, message.offset
@@ -106,14 +108,45 @@ class UserAcks(ABC):
                 self.done(offset)
                 return
             hand.spread()
-        if offset not in self._taken:
+        if offset in self._taken:
+            self._taken.remove(offset)
+            self.done(offset)
+            if not client.acks_each:
+                client.owner.acked_again((message,))
+                return
+        else:
+            check_by_hand(message)
             self.check_not_given_back((message,))
-            return
-        self._taken.remove(offset)
-        self.done(offset)
-        client.owner.acked_again((message,))
-        if client.acks_each and not await client.acked():
-            client.check_takes_acks(offset)
+        if client.acks_each:
+            await self.acked_each([message])
+
+    async def acked(self, offset: int) -> bool:
+        """Wait until the ack of a message that is handled is durable; False if it never will be."""
+        durable: bool = await self.client.acks.durable(offset)
+        return durable
+
+    async def answered(self, offset: int) -> bool:
+        """Wait for the broker's answer to the ack; False if it is not durable now."""
+        durable: bool = await self.client.acks.answered(offset)
+        return durable
+
+    async def acked_each(self, messages: list[Message]) -> None:
+        """
+        Wait until messages that are handled are acked durably, and only then let later ones of their keys be handed out.
+
+        They are let go at that time also if this wait is cancelled.
+
+        Raises:
+            LeaseLostError: they are delivered to another consumer.
+        """
+        if not await asyncio.shield(start_task(self._let_go_later(messages))):
+            raise LeaseLostError(partition_id=self.client.partition_id, offset=messages[0].offset)
+
+    async def _let_go_later(self, messages: list[Message]) -> bool:
+        durable = await self.acked(max(message.offset for message in messages))
+        if durable:
+            self.client.owner.acked_again(messages)
+        return durable
 
     def take_acks(self, messages: list[Message]) -> bool:
         """Take acks of messages that were not given back; False if all of them were acked before."""
@@ -130,7 +163,8 @@ class UserAcks(ABC):
         taken -= offsets
         messages.sort(key=_by_offset)
         self.done_all(messages)
-        self.client.owner.acked_again(messages)
+        if not self.client.acks_each:
+            self.client.owner.acked_again(messages)
         return True
 
     def check_not_given_back(self, messages: Iterable[Message]) -> None:
@@ -150,9 +184,9 @@ class UserAcks(ABC):
         client.check_takes_acks(message.offset)
         self._spread()
         if message.offset not in self._taken:
+            check_by_hand(message)
             raise InvalidRequestError(
-                f"message {message.offset} of partition {message.partition_id} is acked or given back already, or a "
-                "handler has it: that raises keylane.Retry"
+                f"message {message.offset} of partition {message.partition_id} is acked or given back already"
             )
         for each in client.owner.nack(message, after_s):
             each.delivery.take_back(each.offset)
@@ -165,6 +199,22 @@ class UserAcks(ABC):
 
 
 _by_offset = attrgetter("offset")
+
+
+def check_by_hand(message: Message) -> None:
+    """Raises InvalidRequestError: a handler was given the message, whose return acks it."""
+    delivery: Any = message.delivery
+    if delivery.client.owner.by_hand:
+        return
+    error = InvalidRequestError(
+        f"message {message.offset} of partition {message.partition_id} was given to a handler, "
+        "whose return acks it: ack() and nack() are of messages that a program takes itself"
+    )
+    error.hint = (
+        "Take the call out of the handler: return to ack the message, raise keylane.Retry or return keylane.NACK to "
+        "have it tried again.  To ack by hand, make the consumer without a handler."
+    )
+    raise error
 
 
 def are_parked_together(failed: Message, other: Message) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Protocol
 
 from ...protocol.batch import unpacked
-from ...protocol.errors import ConfigError, CorruptBatchError, InvalidRequestError
+from ...protocol.errors import ConfigError, CorruptBatchError, InvalidRequestError, LeaseLostError
 from ...protocol.message import lease_of
+from ...rpc.race import start_task
 from ..delivery.pulled_batch import PulledBatch
 from ..pulling.pull_client import PullClient
 from .not_acked import asked_wait_ms, wait_ms_of
@@ -68,6 +70,8 @@ class ArrowBatch:
         self.attempt = 1
         self._client = _client
         self._owner = _owner
+        self._acking: asyncio.Task[bool] | None = None
+        """Waits until the ack is durable, where the next batch waits for that."""
 
     def __len__(self) -> int:
         return self.next_offset - self.start_offset
@@ -88,13 +92,24 @@ class ArrowBatch:
         """
         client = self._client
         client.check_takes_acks(self.start_offset)
-        if self._owner.has(self):
+        if self._acking is None and self._owner.has(self):
             client.done_range(self.start_offset, self.next_offset)
-            self._owner.acked(self)
-            if client.acks_each and not await client.acked():
-                client.check_takes_acks(self.start_offset)
+            if not client.acks_each:
+                self._owner.acked(self)
+                return
+            self._acking = start_task(self._let_go_later())
+        if self._acking is not None:
+            if not await asyncio.shield(self._acking):
+                raise LeaseLostError(partition_id=self.partition_id, offset=self.start_offset)
         elif self._owner.is_given_back(self):
             raise InvalidRequestError(f"{self!r} was given back; ack it when it comes again")
+
+    async def _let_go_later(self) -> bool:
+        """Once the ack is durable, let the next batch be handed out; also if the wait for that was cancelled."""
+        durable = await self._client.acked(self.next_offset - 1)
+        if durable and self._owner.has(self):
+            self._owner.acked(self)
+        return durable
 
     async def nack(self, *, after_s: float = 0) -> None:
         """
@@ -110,7 +125,7 @@ class ArrowBatch:
         """
         self._client.check_takes_acks(self.start_offset)
         wait_ms = asked_wait_ms(wait_ms_of(after_s), self.attempt)
-        if not self._owner.has(self):
+        if self._acking is not None or not self._owner.has(self):
             raise InvalidRequestError(f"{self!r} is acked or given back already")
         self._owner.give_back(self, wait_ms)
 

@@ -94,6 +94,13 @@ class Batch:
         return self.messages[0].partition_id
 
     @property
+    def leased_id(self) -> int:
+        """The partition whose pull client handed the messages out."""
+        first: Any = self.messages[0].delivery
+        leased_id: int = first.leased_id
+        return leased_id
+
+    @property
     def offset(self) -> int:
         """The offset of the first message."""
         return self.messages[0].offset
@@ -143,6 +150,20 @@ class Batch:
             return
         for message in self.messages:
             message.delivery.done(message.offset)  # type: ignore[union-attr]
+
+    async def answered(self, _offset: int) -> bool:
+        """Wait for the broker's answer to the acks of all messages; False if some are not durable now."""
+        lasts = self._last_offsets().items()
+        return all([await delivery.answered(offset) for delivery, offset in lasts])
+
+    async def acked(self, _offset: int) -> bool:
+        """Wait until the acks of all messages are durable; False if some never will be."""
+        lasts = self._last_offsets().items()
+        return all([await delivery.acked(offset) for delivery, offset in lasts])
+
+    def _last_offsets(self) -> dict[Any, int]:
+        """By delivery the offset of its last message."""
+        return {message.delivery: message.offset for message in self.messages}
 
     def note_failed(self, _message: Message, failure: Failure) -> None:
         """Have the broker keep how often each message has failed, and show why."""

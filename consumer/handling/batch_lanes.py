@@ -46,6 +46,7 @@ class _Queue:
     __slots__ = (
         "acked_each",
         "held",
+        "leased_id",
         "lasts",
         "number",
         "partition_id",
@@ -60,7 +61,8 @@ class _Queue:
     )
 
     def __init__(self, partition_id: int, *, lasts: bool) -> None:
-        self.partition_id = partition_id
+        self.partition_id = self.leased_id = partition_id
+        """`leased_id` is that of the partition whose pull client hands the messages out: redriven ones may be an ancestor's."""
         self.lasts = lasts
         """More messages will come; False: it ends when it is empty."""
         self.acked_each = False
@@ -204,7 +206,7 @@ class BatchLanes:
     def _is_due(self, queue: _Queue) -> bool:
         count = queue.count
         enough = queue.ripe or count >= self._max
-        may = queue.held < self._max and queue.partition_id not in self._paused
+        may = queue.held < self._max and queue.leased_id not in self._paused
         return count > 0 and enough and may
 
     def put(self, messages: list[Message]) -> int:
@@ -250,6 +252,8 @@ class BatchLanes:
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = _Queue(partition_id, lasts=key[1] is None)
+            if key[1] is not None:
+                queue.leased_id = key[1].leased_id
             self._turns.append(key)
         return queue
 
@@ -264,14 +268,20 @@ class BatchLanes:
         return 0 if queue is None or queue.number != number else queue.end_wait()
 
     def pause(self, partition_id: int) -> None:
-        """Let no message of a partition run until `resume`, but for those that failed."""
+        """Let no message of a partition run until `resume`, but for batches that are due again: see `take_due`."""
         self._paused.add(partition_id)
+
+    def take_due(self, partition_id: int) -> list[Batch]:
+        """Take out the batches of a partition whose next try is due; their keys stay busy."""
+        taken = [batch for batch in self._again if batch.leased_id == partition_id]
+        self._again = deque(each for each in self._again if each.leased_id != partition_id)
+        return taken
 
     def resume(self, partition_id: int) -> bool:
         """Let the messages of a partition run again; True if any waits."""
         self._paused.discard(partition_id)
         return any(
-            queue.count for queue in self._queues.values() if queue.partition_id == partition_id
+            queue.count for queue in self._queues.values() if queue.leased_id == partition_id
         )
 
     def put_first(self, batches: Iterable[Batch]) -> None:

@@ -167,6 +167,7 @@ class BatchWorkers(Workers):
     def _drop(self, client: PullClient) -> None:
         now_ms = self._now_ms()
         failed = self._retries.drop(lambda batch: cast(Batch, batch).client is client)
+        self._retries.resume(client.partition_id)
         count, due = self._batch_lanes.drop(client.partition_id, client.is_of)
         for message in failed:
             self._count_retrying(message, -1)

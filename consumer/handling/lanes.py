@@ -237,7 +237,7 @@ class Lanes:
 
     def _put_beside_paused(self, messages: Iterable[Message]) -> None:
         for message in messages:
-            self._paused.get(message.partition_id, self.arrived).append(message)
+            self._paused.get(leased_id_of(message), self.arrived).append(message)
 
     def put_first(self, messages: Sequence[Message]) -> None:
         """Put messages whose next try is due at the front; their lanes are blocked for others."""
@@ -321,11 +321,17 @@ class Lanes:
         self._plain = None
 
     def pause(self, partition_id: int) -> None:
-        """Let no message of a partition run until `resume`, but for those that failed."""
+        """Let no message of a partition run until `resume`, but for those that are due again: see `take_due`."""
         if partition_id in self._paused:
             return
-        waiting = self._take_out(lambda message: message.partition_id == partition_id)
+        waiting = self._take_out(lambda message: leased_id_of(message) == partition_id)
         self._paused[partition_id] = sorted(waiting, key=_by_offset)
+
+    def take_due(self, partition_id: int) -> list[Message]:
+        """Take out the messages of a partition whose next try is due; their lanes stay their own."""
+        taken = [message for message in self.due if leased_id_of(message) == partition_id]
+        self.due = deque(each for each in self.due if leased_id_of(each) != partition_id)
+        return taken
 
     def resume(self, partition_id: int) -> bool:
         """Let the messages of a partition run again; True if any waits."""
@@ -375,6 +381,13 @@ class Lanes:
         lanes = sum(len(lane) for lane in self.busy.values() if lane)
         stored = sum(batch.count for batches in self._stored.values() for batch in batches)
         return len(self.arrived) + len(self.due) + paused + lanes + stored
+
+
+def leased_id_of(message: Message) -> int:
+    """The partition whose pull client handed a message out: that of a redriven one may have it from an ancestor."""
+    delivery: Any = message.delivery
+    leased_id: int = delivery.leased_id
+    return leased_id
 
 
 def _plain_client(messages: Sequence[Message]) -> Any:

@@ -1,7 +1,8 @@
 """Failed messages that wait for their next try, and which of them may be tried now.  Pure.
 
     wait ─▶ waiting, by the time of the next try ─▶ take ─▶ under way ─begin─▶ running ─▶ end
-                       ╰─▶ drop
+                       ├─▶ drop
+                       ╰─▶ held, while its partition is paused
 
 Invariants
     A waiting message occupies no worker.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 SHARE = 40
 WORKERS_PER_TRY = 4
@@ -29,8 +30,8 @@ class Tried(Protocol):
     """A message, or a batch of them."""
 
     @property
-    def partition_id(self) -> int:
-        """The partition that it is of."""
+    def delivery(self) -> Any:
+        """Knows the partition under whose lease it is handled."""
         ...
 
 
@@ -44,6 +45,8 @@ class Retries(Generic[T]):
         self._concurrency = concurrency
         self.waiting: list[tuple[int, int, T]] = []
         """A heap of (time of the next try, number, message)."""
+        self._held: dict[int, list[tuple[int, T]]] = {}
+        """By partition that is paused: the time of the next try, and the message."""
         self._number = 0
         self._under_way: dict[int, int] = {}
         """By `id(message)`: when its try began; 0 before it began."""
@@ -55,6 +58,10 @@ class Retries(Generic[T]):
 
     def wait(self, message: T, due_ns: int) -> None:
         """Add a message that failed; its next try is at `due_ns` at the earliest."""
+        held = self._held.get(message.delivery.leased_id) if self._held else None
+        if held is not None:
+            held.append((due_ns, message))
+            return
         self._number += 1
         heapq.heappush(self.waiting, (due_ns, self._number, message))
 
@@ -101,13 +108,34 @@ class Retries(Generic[T]):
             owed_until_ns = max(self._owed_until_ns, began_ns) + owed_ns
             self._owed_until_ns = min(owed_until_ns, now_ns + PAUSE_MAX_NS)
 
+    def pause(self, partition_id: int) -> None:
+        """Try no message of a partition until `resume`."""
+        if partition_id not in self._held:
+            waiting = [
+                entry for entry in self.waiting if entry[2].delivery.leased_id == partition_id
+            ]
+            self._take_out(lambda message: message.delivery.leased_id == partition_id)
+            self._held[partition_id] = [(due_ns, message) for due_ns, _, message in waiting]
+
+    def resume(self, partition_id: int) -> None:
+        """Try the messages of a partition again, each once it is due."""
+        for due_ns, message in self._held.pop(partition_id, ()):
+            self.wait(message, due_ns)
+
     def drop(self, ours: Callable[[T], bool]) -> list[T]:
         """Forget and return the waiting messages that are `ours`; tries under way are not affected."""
-        dropped = [entry[2] for entry in self.waiting if ours(entry[2])]
-        if dropped:
+        dropped = self._take_out(ours)
+        for partition_id, held in self._held.items():
+            dropped += [message for _, message in held if ours(message)]
+            self._held[partition_id] = [each for each in held if not ours(each[1])]
+        return dropped
+
+    def _take_out(self, ours: Callable[[T], bool]) -> list[T]:
+        taken = [entry[2] for entry in self.waiting if ours(entry[2])]
+        if taken:
             self.waiting = [entry for entry in self.waiting if not ours(entry[2])]
             heapq.heapify(self.waiting)
-        return dropped
+        return taken
 
 
 NEVER = 1 << 63

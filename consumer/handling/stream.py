@@ -47,6 +47,7 @@ from .arrow_stream import ArrowStream
 from .failing import Failing
 from .filtered import Filtering
 from .in_hand import InHand
+from .lanes import leased_id_of
 from .log_throttle import LogThrottle
 from .not_acked import wait_ms_of
 from .taken import LongUnacked, StreamWatch, put_back, warn
@@ -345,8 +346,8 @@ class Stream:
         client: PullClient = first.delivery  # type: ignore[assignment]
         if now_ns >= client.deadline_ns:
             client.forget(len(messages))
-        elif self._paused and first.partition_id in self._paused:
-            self._paused[first.partition_id] += messages
+        elif self._paused and client.leased_id in self._paused:
+            self._paused[client.leased_id] += messages
         else:
             if self._filtering is not None:
                 messages = self._wanted(messages, client, self._filtering)
@@ -508,8 +509,8 @@ class Stream:
         """Hand no message of a partition out until `resume`."""
         self._alone = False
         held = self._paused.setdefault(partition_id, [])
-        held += [message for message in self._waiting if message.partition_id == partition_id]
-        self._waiting = deque(each for each in self._waiting if each.partition_id != partition_id)
+        held += [message for message in self._waiting if leased_id_of(message) == partition_id]
+        self._waiting = deque(each for each in self._waiting if leased_id_of(each) != partition_id)
 
     def resume(self, partition_id: int) -> None:
         """Hand messages of a partition out again."""

@@ -15,6 +15,7 @@ from ...protocol.parked import HANGS_MS
 from ...protocol.text import counted
 from ...rpc.home import Home
 from ..delivery.copied import CopiedDelivery
+from ..delivery.user_acks import check_by_hand
 from ..log_names import consumer_name, message_name
 from ..pulling.pull_client import PullClient
 from .arrow_batch import ArrowBatch
@@ -175,26 +176,21 @@ async def ack_all(messages: list[Message[Any]], home: Home) -> None:
     runs = [(delivery, list(run)) for delivery, run in groupby(messages, _delivery)]
     for delivery, run in runs:
         delivery.check_not_given_back(run)
-    lost: LeaseLostError | None = None
-    acked: dict[PullClient, Message] = {}
+    lost: list[BaseException | None] = []
+    waits = []
     for delivery, run in runs:
         client: PullClient = delivery.client
         try:
             client.check_takes_acks(run[0].offset)
-            if delivery.take_acks(run):
-                acked[client] = run[-1]
+            delivery.take_acks(run)
         except LeaseLostError as error:
-            lost = lost or error
-    waiting = [client for client in acked if client.acks_each]
-    durable = await asyncio.gather(*(client.acked() for client in waiting))
-    for client, is_durable in zip(waiting, durable, strict=True):
-        if not is_durable:
-            try:
-                client.check_takes_acks(acked[client].offset)
-            except LeaseLostError as error:
-                lost = lost or error
-    if lost is not None:
-        raise lost
+            lost.append(error)
+        else:
+            if client.acks_each:
+                waits.append(delivery.acked_each(run))
+    lost += await asyncio.gather(*waits, return_exceptions=True)
+    for first in filter(None, lost):
+        raise first
 
 
 async def nack_all(messages: list[Message[Any]], home: Home, after_s: float) -> None:
@@ -245,6 +241,7 @@ def _check(messages: Iterable[Message[Any]], home: Home) -> None:
                 raise not_handed_out("this message")
             if client.home is not home:
                 raise InvalidRequestError(f"{message!r} was handed out by another consumer")
+            check_by_hand(message)
 
 
 _delivery = attrgetter("delivery")

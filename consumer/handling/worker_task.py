@@ -50,7 +50,6 @@ class WorkerTask:
     def cancel_handler(self) -> None:
         """Request that the running handler ends."""
         assert self.task is not None
-        self.take_back_cancel()
         self.cancelled_message = self.message
         self.task.cancel()
 
@@ -67,18 +66,11 @@ class WorkerTask:
         return now_ms - running[2]
 
     def take_back_cancel(self) -> None:
-        """Take the request back: the cancelled handler has ended."""
-        if self.cancelled_message is not None:
-            self.cancelled_message = None
-            assert self.task is not None
-            while self.task.uncancel():
-                pass
-
-    @property
-    def is_cancelled(self) -> bool:
-        """True if the worker itself is to end: there is a request that is not for a handler."""
+        """Take all requests back: the handler that they were for has ended."""
+        self.cancelled_message = None
         assert self.task is not None
-        return self.task.cancelling() > (self.cancelled_message is not None)
+        while self.task.uncancel():
+            pass
 
 
 class IdleWorkers:

@@ -4,10 +4,11 @@ A handler runs inside its worker's task, so a handler that never waits costs no 
 
 Cancelling
     To cancel a handler is therefore to cancel its worker's task.  asyncio counts such requests (`Task.cancelling`) until
-    they are taken back (`Task.uncancel`).  The worker takes its request back as soon as the handler has ended, with the
-    CancelledError or in spite of it: a request left over would break the time-outs of later handlers, and would look like
-    a cancellation of the worker itself.  So at any time one request is for a handler if `cancelled_message` is set, and
-    any further one is for the worker.  A CancelledError without any request is the handler's own, and a failure.
+    they are taken back (`Task.uncancel`).  The worker takes all of them back as soon as the handler has ended, with the
+    CancelledError or in spite of it: one left over would break task groups and time-outs of later handlers.  The worker
+    itself ends when its consumer closes, or with the event loop, whose end cancels `_sentinel` too, which no handler
+    knows.  A CancelledError at any other time is for the hand-over of a message, `cancelled_message`, or it is the
+    handler's own, and a failure.
 
 Invariants
     The lease's deadline is checked before every try; a handler never starts after it.
@@ -19,6 +20,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
 import random
@@ -123,6 +125,10 @@ class Workers:
         """Starts the tries that are due."""
         self._timer_ns = 0
         self._closed = False
+        self._acking: set[asyncio.Task[None]] = set()
+        """They wait for acks that were refused."""
+        self._sentinel = start_task(asyncio.Event().wait(), name="end of the event loop")
+        """Waits for ever, so that it is cancelled only together with all other tasks."""
         self._work = IdleWorkers()
         self._workers = [WorkerTask() for _ in range(concurrency)]
         for index, worker in enumerate(self._workers):
@@ -189,13 +195,23 @@ class Workers:
         return [message]
 
     def pause(self, partition_id: int) -> None:
-        """Start no handler for a partition until `resume`, but for messages that failed."""
+        """Start no handler for a partition until `resume`, also for messages that failed."""
         self._lanes.pause(partition_id)
+        self._retries.pause(partition_id)
+        now_ns = self._boot_ns()
+        for message in self._lanes.take_due(partition_id):
+            message.attempt -= 1
+            self._count_retrying(message, 1)
+            self._retries.end(message, now_ns)
+            self._retries.wait(message, now_ns)
 
     def resume(self, partition_id: int) -> None:
         """Start handlers for a partition again."""
-        if self._lanes.resume(partition_id):
+        self._retries.resume(partition_id)
+        runs = self._lanes.resume(partition_id)
+        if runs:
             self._watch_timeouts()
+        if runs or self._start_due():
             self._work.wake_all()
 
     async def _run(self, worker: WorkerTask) -> None:
@@ -222,6 +238,40 @@ class Workers:
                 self._on_crash(error)
             if not isinstance(error, KeyboardInterrupt | SystemExit):
                 raise  # those two would end the event loop before anything is handed over
+
+    @property
+    def _is_ending(self) -> bool:
+        """True if workers are to end themselves, not only their handlers."""
+        return self._closed or self._sentinel.done() or bool(self._sentinel.cancelling())
+
+    async def _settle(self, worker: WorkerTask) -> None:
+        """
+        Take back the requests that a handler, which has ended, has left.
+
+        Raises:
+            CancelledError: one had not arrived: what made it is a failure of this handler, and of no later one.
+        """
+        assert worker.task is not None
+        if self._is_ending:
+            worker.task.cancel()  # the handler has not passed it on: the next one does, before it waits
+            return
+        try:
+            await asyncio.sleep(0)
+        finally:
+            if not self._is_ending:
+                worker.take_back_cancel()
+
+    async def _answered(self, worker: WorkerTask, message: Message) -> bool:
+        """Wait for the answer to the ack of a handled message; False if it is not durable now."""
+        worker.message = None
+        try:
+            answered: bool = await message.delivery.answered(message.offset)  # type: ignore[union-attr]
+        except asyncio.CancelledError:
+            if self._is_ending:
+                raise
+            worker.take_back_cancel()
+            return False
+        return answered
 
     def _closed_with_its_task(self, worker: WorkerTask, error: BaseException) -> Message | None:
         """
@@ -267,6 +317,8 @@ class Workers:
         take, finish = lanes.take, lanes.finish
         boot_ns, handler, awaited = self._boot_ns, self._handler, self._is_async
         acks_each, work, retries = self._acks_each, self._work, self._retries
+        assert worker.task is not None
+        cancelling = worker.task.cancelling
         while True:
             left = self._per_turn
             if message is not None or (message := lanes.take_only()) is None:
@@ -291,18 +343,19 @@ class Workers:
                         result = await handler(message) if awaited else handler(message)
                         if result is not None:
                             await await_result(result)
+                        if cancelling():
+                            await self._settle(worker)
                     except BaseException as error:  # noqa: BLE001 - decided there
                         lanes.note_alone()
-                        if self._failed(worker, message, error):
+                        if await self._failed(worker, message, error):
                             message = None
                             continue
                     else:
                         client.done(message.offset)
-                        if worker.cancelled_message is not None:
-                            worker.take_back_cancel()
-                        if acks_each:
-                            worker.message = None
-                            await client.client.acked()
+                        if acks_each and not await self._answered(worker, message):
+                            self._free_later(message)
+                            message = None
+                            continue
                 else:
                     client.forget(1)
                 if message is lanes.alone:
@@ -310,16 +363,19 @@ class Workers:
                 else:
                     message = finish(message.key)
             worker.message = None
-            if worker.cancelled_message is not None:
-                worker.take_back_cancel()
-            if (
+            if self._is_ending:
+                raise asyncio.CancelledError  # a handler has not passed it on
+            idle = (
                 message is None
                 and not lanes.has_waiting
                 and not (retries.waiting and self._start_due())
-            ):
-                await work.wait()
-            else:
-                await asyncio.sleep(0)
+            )
+            try:
+                await (work.wait() if idle else asyncio.sleep(0))
+            except asyncio.CancelledError:
+                if self._is_ending:
+                    raise
+                worker.take_back_cancel()  # a handler that has ended left it, on a timer or another task
 
     def _runs_beside(self, worker: WorkerTask | None) -> bool:
         """True if the handler of another worker runs, which waits."""
@@ -361,6 +417,8 @@ class Workers:
         """Handle the messages of a run; returns the next of the last one's lane, and what comes then."""
         lanes, client, handler, awaited = self._lanes, run.client, self._handler, self._is_async
         then = _Then.RUN
+        assert worker.task is not None
+        cancelling = worker.task.cancelling
         for message, now_s in zip(run.left, self._readings):  # noqa: B905 - readings have no end
             if now_s >= client.deadline_s or now_s >= until_s:
                 then = _Then.TAKE if now_s >= client.deadline_s else _Then.TURN
@@ -369,10 +427,12 @@ class Workers:
                 result = await handler(message) if awaited else handler(message)
                 if result is not None:
                     await await_result(result)
+                if cancelling():
+                    await self._settle(worker)
             except BaseException as error:  # noqa: BLE001 - decided there
                 then = _Then.RUN if lanes.run is run else _Then.TAKE
                 lanes.note_alone()
-                if self._failed(worker, message, error):
+                if await self._failed(worker, message, error):
                     return None, then
                 return lanes.finish(message.key), _Then.TAKE
             if lanes.run is not run:  # it waited
@@ -409,22 +469,35 @@ class Workers:
                     result = self._handler(message)
                     if result is not None:
                         await await_result(result)
+                    if worker.task is not None and worker.task.cancelling():
+                        await self._settle(worker)
                 except BaseException as error:  # noqa: BLE001 - decided there
-                    if self._failed(worker, message, error):
+                    if await self._failed(worker, message, error):
                         return None
                 else:
                     client.done(message.offset)
-                    worker.take_back_cancel()
-                    if self._acks_each:
-                        worker.message = None
-                        await client.client.acked()
                     self._log_line(self._log_throttle.handled(message, self._now_ms()))
+                    if self._acks_each and not await self._answered(worker, message):
+                        self._free_later(message)
+                        return None
         finally:
             self._retries.end(message, self._boot_ns())
             self._start_due()
         return self._lanes.finish(message.key)
 
-    def _failed(self, worker: WorkerTask, message: Message, error: BaseException) -> bool:
+    def _free_later(self, message: Message) -> None:
+        """Keep the key of a message whose ack was refused until that is durable: other keys, which may make room, go on."""
+        self._lanes.note_alone()
+        task = start_task(self._free_once_acked(message), name="ack")
+        self._acking.add(task)
+        task.add_done_callback(self._acking.discard)
+
+    async def _free_once_acked(self, message: Message) -> None:
+        await message.delivery.acked(message.offset)  # type: ignore[union-attr]
+        self._lanes.release(message)
+        self._work.wake_all()
+
+    async def _failed(self, worker: WorkerTask, message: Message, error: BaseException) -> bool:
         """
         Act on the error of a handler: True if its message now waits for another try, False if it was given up.
 
@@ -432,19 +505,25 @@ class Workers:
             BaseException: `error`, if it ends the worker, or the consumer.
         """
         if worker.timed_out is message and isinstance(error, Exception | asyncio.CancelledError):
-            if worker.is_cancelled:
+            if self._is_ending:
                 raise error
             worker.take_back_cancel()
             worker.timed_out = None
             if self._cancels:
                 error = self._timeout_error(error)
         if isinstance(error, asyncio.CancelledError):
-            if worker.is_cancelled:
+            if self._is_ending:
                 raise error
             if worker.cancelled_message is message:
                 worker.take_back_cancel()
                 self._give_up(message)
                 return False
+        assert worker.task is not None
+        if worker.task.cancelling() and not closes_coroutines(error):
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._settle(worker)
+            if self._is_ending:
+                raise error
         if closes_coroutines(error) or not isinstance(error, Exception | asyncio.CancelledError):
             raise error  # the worker's outermost coroutine decides
         return self._tried_again_later(message, error)
@@ -637,7 +716,7 @@ class Workers:
 
     def ends(self, task: asyncio.Task[Any] | None) -> bool:
         """True if `task` is that of a worker that is to end itself, not only its handler."""
-        return any(worker.task is task and worker.is_cancelled for worker in self._workers)
+        return self._is_ending and self.runs(task)
 
     def runs(self, task: asyncio.Task[Any] | None) -> bool:
         """True if `task` is that of a worker, in which its handler runs."""
@@ -662,6 +741,7 @@ class Workers:
         """Forget the waiting messages of `client`'s partition: first tries and next ones."""
         now_ms = self._now_ms()
         failed = self._retries.drop(client.is_of)
+        self._retries.resume(client.partition_id)
         client.add_retrying(-len(failed))
         waiting = self._lanes.drop(client.partition_id, client.is_of)
         for message in failed:
@@ -706,8 +786,7 @@ class Workers:
             if timer is not None:
                 timer.cancel()
         tasks = [worker.task for worker in self._workers if worker.task is not None]
-        for worker in self._workers:
-            worker.cancelled_message = None  # every request is for the worker now
-        for task in tasks:
+        ending: list[asyncio.Task[Any]] = [*tasks, *self._acking, self._sentinel]
+        for task in ending:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*ending, return_exceptions=True)

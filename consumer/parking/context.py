@@ -28,6 +28,9 @@ class ParkingClient(DeliveringClient, Protocol):
         """The client of the partition's broker."""
         ...
 
+    acks_until_ns: int
+    """Acks are sent until then; 0 once none is sent."""
+
     @property
     def acked_to_end(self) -> bool:
         """True when the partition is sealed, and its group has acked it to the end."""

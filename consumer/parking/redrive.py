@@ -19,8 +19,10 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 
 from ...protocol.batch import check_batch, column_views
 from ...protocol.errors import (
@@ -64,6 +66,8 @@ WINDOW = 100
 AT_ONCE_MAX = 50
 """Keys of a partition that are redriven at a time."""
 READ_BYTES = 1 << 18
+LOOK_S = 1.0
+"""Between two looks at the lease of a message whose end is to be durable."""
 ALONE_S = 5.0
 """A key that may have ended a process is redriven alone for so long."""
 
@@ -72,6 +76,8 @@ class RedriveDelivery(ClientDelivery):
     """The messages of one window, which come from one source."""
 
     __slots__ = (
+        "_acking",
+        "_change",
         "_failed",
         "_key",
         "_left",
@@ -102,6 +108,9 @@ class RedriveDelivery(ClientDelivery):
         self._key = key
         self._source = source
         self._left = 0
+        self._acking: set[int] = set()
+        """Offsets of messages that are handled, and not durably parked no longer."""
+        self._change = asyncio.Event()
         self._failed: set[int] = set()
         """Offsets of messages that failed, and are neither handled nor parked again."""
         self._stopped = False
@@ -124,9 +133,27 @@ class RedriveDelivery(ClientDelivery):
     def done(self, offset: int) -> None:
         """Note that the message at `offset` is handled."""
         self._fails_no_more([offset])
-        self._sender.unpark(self._key, self._source, offset, offset + 1, self._saved)
+        self._acking.add(offset)
+        acked = partial(self._acked, offset)
+        self._sender.unpark(self._key, self._source, offset, offset + 1, acked)
         self._take(1)
         self.client.forget(1)
+
+    def _acked(self, offset: int) -> None:
+        self._acking.discard(offset)
+        self._change.set()
+        self._saved()
+
+    async def acked(self, offset: int) -> bool:
+        """Wait until a handled message is durably parked no longer; False if it never will be: it was handed over."""
+        while offset in self._acking and self.client.boot_ns() < self.client.acks_until_ns:
+            self._change.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._change.wait()
+        return offset not in self._acking
+
+    answered = acked
 
     def _saved(self) -> None:
         self.unsaved -= 1

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -39,8 +40,16 @@ from .pull_views import PullViews
 log = logging.getLogger("keylane.consumer")
 CLOCK_S = 0.001
 """Timers end so much earlier, at most, than a sum of times says."""
-Waiter = asyncio.Future[bool]
-"""Done with the request that has all that was handled before: True if that is durable."""
+ANY = -1
+"""An offset that is in every request."""
+
+
+class Waiter(NamedTuple):
+    """A wait for the ack of a handled offset."""
+
+    offset: int
+    future: asyncio.Future[bool]
+    """Done with a request that has the offset: True if that is durable."""
 
 
 class AckRequest(NamedTuple):
@@ -145,20 +154,35 @@ class AckSender:
         if self.tries.hangs(message, why, running_ms):
             self.send_soon()  # later figures go with the requests that renew the pull lock
 
-    async def durable(self) -> bool:
+    async def answered(self, offset: int, *, ask: bool = True) -> bool:
         """
-        Wait until the acks of all that was handled before are durable.
+        Wait for the broker's answer to the ack of a handled offset, and of all lower ones that were handled before.
+
+        Args:
+            ask: make a request due; False: wait for the next one that something else makes due.
 
         Returns:
-            False if they are not: the broker takes no more ranges now, or the partition was handed over.
+            True if it is durable; False if not: the broker takes no more ranges now, or the partition was handed over.
         """
         if self._ended:
-            return not self.handled
-        waiter: Waiter = self._loop.create_future()
+            return offset not in self.handled
+        waiter = Waiter(offset, self._loop.create_future())
         self._waiters.append(waiter)
-        if not self.is_due:
+        if ask and not self.is_due:
             self.send_soon()
-        return await waiter
+        return await waiter.future
+
+    async def durable(self, offset: int) -> bool:
+        """
+        Wait until the ack of a handled offset is durable, also while the broker takes no more ranges.
+
+        Returns:
+            False if it never will be: the partition was handed over.
+        """
+        durable = offset not in self.handled or await self.answered(offset)
+        while not durable and not self._ended:
+            durable = await self.answered(offset, ask=False)  # every request has the lowest ranges
+        return durable
 
     async def begin(self, offset: int, crashes: int) -> None:
         """
@@ -170,7 +194,7 @@ class AckSender:
         self._begun[offset] = crashes
         while offset in self._begun:
             self.send_soon()
-            if not await self.durable():
+            if not await self.answered(ANY):
                 await asyncio.sleep(self._settings.backoff.wait_ms(1, self._rng) / 1000)
 
     async def run(self) -> None:
@@ -221,7 +245,8 @@ class AckSender:
     def end(self) -> None:
         """End the waits for acks that will not be sent."""
         self._ended = True
-        release(self._waiters, durable=not self.handled)
+        for waiter in self._waiters:
+            release([waiter], durable=waiter.offset not in self.handled)
 
     # ── without a task ───────────────────────────────────────────────────────────────────────────────
     async def _without_task(self) -> int | None:
@@ -360,15 +385,12 @@ class AckSender:
         if self.handled or self.tries:
             self.is_due = True
         self._partition.acked_to(answer)
-        if request.left_over:
-            self._waiters = request.waiters + self._waiters
-        elif request.waiters:
-            release(request.waiters, durable=True)
+        self._waiters = release_durable(request) + self._waiters
 
     def _refused(self, request: AckRequest, error: OverloadedError) -> bool:
         """Note that the broker keeps no more ranges; True if a request with fewer can help."""
         self._partition.note_unanswered(error)  # the broker has answered
-        release(request.waiters, durable=False)  # else no worker would be left for older messages
+        release(request.waiters, durable=False)  # each decides whether it waits on
         if not self.handled.at_range_limit:
             name = self._partition.log_name
             log.warning("%s: acks wait for older ones: %s", name, error.message)
@@ -390,11 +412,21 @@ def linger_s(longest_s: float, now_s: float) -> float:
     return longest_s - now_s % longest_s if longest_s else 0.0
 
 
-def release(waiters: list[Waiter], *, durable: bool) -> None:
+def release(waiters: Iterable[Waiter], *, durable: bool) -> None:
     """End waits for acks."""
-    for waiter in waiters:
-        if not waiter.done():
-            waiter.set_result(durable)
+    for _, future in waiters:
+        if not future.done():
+            future.set_result(durable)
+
+
+def release_durable(request: AckRequest) -> list[Waiter]:
+    """End the waits for what an accepted request has; returns those for what is left over, which is higher."""
+    if not request.left_over:
+        release(request.waiters, durable=True)
+        return []
+    end = request.ack.ranges[-1][1]
+    release((waiter for waiter in request.waiters if waiter.offset < end), durable=True)
+    return [waiter for waiter in request.waiters if waiter.offset >= end]
 
 
 def _fail(trouble: asyncio.Future[int | None], error: Exception) -> None:

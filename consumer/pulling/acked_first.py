@@ -43,7 +43,7 @@ class AckedFirstClient(PullClient):
         for offset in offsets:
             self._handled.done(offset)
         self._acks.send_soon()
-        while not await self.acked():
+        while not await self.answered(max(offsets)):
             if self.lapsed:
                 return False
             await asyncio.sleep(PAUSE_S)

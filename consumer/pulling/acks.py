@@ -14,6 +14,8 @@ Invariants
 
 from __future__ import annotations
 
+from itertools import chain
+
 from ...protocol.message import Message
 from ...protocol.offsets import IntervalSet, Range
 
@@ -63,6 +65,13 @@ class AckQueue:
                 self._ranges.append((self._start, self.end))
             self._start = start
         self.end = end
+
+    def __contains__(self, offset: int) -> bool:
+        """True if the message at `offset` is handled, and the broker has not confirmed that."""
+        if self._start <= offset < self.end:
+            return True
+        waiting = chain(self.under_way, self._ranges)
+        return any(start <= offset < end for start, end in waiting)
 
     def __bool__(self) -> bool:
         return self._start < self.end or bool(self._ranges) or bool(self.under_way)

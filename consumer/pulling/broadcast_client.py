@@ -24,7 +24,7 @@ from ...protocol.offsets import AckedOffsets
 from ...protocol.parked import Failure
 from ...protocol.text import MAYBE_OLDER_COPY, counted
 from ..settings import ConsumerSettings
-from .ack_sender import AckSender, release
+from .ack_sender import AckSender, release_durable
 from .messages_in_flight import MessagesInFlight
 from .pull_client import PullClient
 
@@ -74,11 +74,9 @@ class LocalAcks(AckSender):
         except BaseException:
             self._take_back(request)
             raise
+        self._waiters = release_durable(request) + self._waiters
         if request.left_over:
-            self._waiters = request.waiters + self._waiters
             self.send_soon()
-        else:
-            release(request.waiters, durable=True)
 
 
 class BroadcastClient(PullClient):

@@ -88,7 +88,10 @@ def why_lapsed(*, silent_ms: int, stalled_ms: int) -> str:
 
 
 HEARTBEATS_PER_TTL = 3
-WHY_BLOCKED = "code in this program blocked it, or the program or its machine was stopped"
+WHY_BLOCKED = (
+    "code in this program blocked it (a handler that blocks needs threads=, as Consumer(…, threads=8)), "
+    "or the program or its machine was stopped"
+)
 FENCED = "its broker has seen a newer fencing token, so another consumer owns it or an operator set the group's progress"
 SESSION_ENDED = (
     "the metaserver does not know this session any more: it expired there, its instance name was taken, or the group was "

@@ -145,11 +145,10 @@ class PullClient(UserAcks, SettingAside, PullViews):
         self._pauses, self._troubles = settings.backoff.pauses(self._rng), ToldTexts()
         """Between pulls that fail."""
         sender = self._new_sender()
-        self._acks, self._handled, self._tries = sender, sender.handled, sender.tries
+        self.acks = self._acks = sender
+        self._handled, self._tries = sender.handled, sender.tries
         self.acks_each = sender.each
         """The next message of a key waits for the ack of the one before."""
-        self.acked = sender.durable
-        """Waits until the acks of all that was handled before are durable; False if they are not."""
         self.note_failed = sender.failed
         """Has the broker keep how often a message has failed, and show why."""
         self.note_hangs = sender.hangs
@@ -190,7 +189,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
         self.deadline_ns = self.life.deadline_ns
         """`life.deadline_ns`, kept here because it is read before every handler."""
         self.deadline_s = deadline_seconds(self.deadline_ns)
-        self._acks_until_ns = self.life.acks_until_ns
+        self.acks_until_ns = self.life.acks_until_ns
 
     def _on(self, event: PullEvent) -> None:
         self.life.on(event)
@@ -280,7 +279,7 @@ class PullClient(UserAcks, SettingAside, PullViews):
         home = self._connections.home
         if get_ident() != home.thread:
             home.check_thread()
-        if self.boot_ns() >= self._acks_until_ns:
+        if self.boot_ns() >= self.acks_until_ns:
             raise LeaseLostError(partition_id=self.partition_id, offset=offset)
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────

@@ -65,6 +65,11 @@ class PullOwner(Protocol):
         """Hand the client's partition over; the client pulls nothing more."""
         ...
 
+    @property
+    def by_hand(self) -> bool:
+        """Whether the program takes messages, and acks them, itself; False: handlers are given them."""
+        ...
+
     def nack(self, message: Message, after_s: float) -> list[Message]:
         """Hand a message out again, which the user gave back; returns it and those that are given back with it."""
         ...

@@ -9,7 +9,7 @@
     │   ├── BackupFileError, DatabaseInUseError    a backup that cannot be made or restored
     │   ├── SchemaTooNewError          a database of a newer keylane, which this one cannot use
     │   └── TokenInvalidError          a token that cannot be one, or a file of it that cannot be read
-    ├── WorkerCancelledError           a handler cancelled the task that runs it
+    ├── WorkerCancelledError           the tasks that run handlers were cancelled, and not by their consumer
     ├── RefusedError                   the answer was no; nothing was done
     │   ├── InvalidNameError, OffsetInvalidError, MessageTooLargeError, InvalidRequestError
     │   │   └── TokenInUrlError                            a token stands in a URL

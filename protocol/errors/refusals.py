@@ -29,11 +29,11 @@ class HandlerTypeError(ConfigError, TypeError):
 
 
 class WorkerCancelledError(KeylaneError):
-    """A task that runs handlers was cancelled by a handler or by other code of the program, not by its consumer."""
+    """All tasks of the event loop were cancelled, those that run handlers too, and the program went on."""
 
     code = 1011
     summary = "a task that runs handlers was cancelled, and not by its consumer"
-    hint = "The consumer has ended.  A handler must not cancel asyncio.current_task(), nor other code a task of the consumer."
+    hint = "The consumer has ended.  Code of the program must not cancel every task of the event loop and then go on."
 
 
 class RefusedError(KeylaneError):

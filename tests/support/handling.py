@@ -27,7 +27,7 @@ class Client:
     """The members of a pull client that workers use."""
 
     def __init__(self, partition_id: int = 1, *, retrying_max: int = 0) -> None:
-        self.partition_id = partition_id
+        self.partition_id = self.leased_id = partition_id
         self.group = ""
         self.deadline_ns = 2**62
         self.left_ms = 60_000

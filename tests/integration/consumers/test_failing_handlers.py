@@ -111,7 +111,7 @@ async def test_handler_that_blocks_the_loop_is_logged_as_the_reason_of_a_lost_le
             blocked = True
             time.sleep(2.5)
 
-    with caplog.at_level(logging.WARNING, "keylane.consumer"):
+    with caplog.at_level(logging.INFO, "keylane.consumer"):
         async with Consumer(
             shared_cluster.meta,
             subject="blocked",
@@ -122,6 +122,8 @@ async def test_handler_that_blocks_the_loop_is_logged_as_the_reason_of_a_lost_le
             await eventually(lambda: any("lost the lease" in text for text in caplog.messages))
     (text, *_) = [text for text in caplog.messages if "lost the lease" in text]
     assert "consumer of blocked in group g lost the lease of partition" in text
+    assert "a handler that blocks needs threads=" in text
+    assert sum("session is unknown" in line for line in caplog.messages) <= 1
     stall = re.search(r"the event loop did not run for ([\d.]+) s", text)
     assert stall, text
     # A stall counts from when the next look at the lease was due, up to a second after its beginning.

@@ -7,11 +7,14 @@ from datetime import UTC, date, datetime
 import numpy as np
 import pytest
 
+from keylane import Admin
 from keylane.admin.access import _instant
-from keylane.admin.arguments import checked, mapping_of
+from keylane.admin.arguments import check_where, checked, mapping_of
+from keylane.admin.group_resets import reset_group
 from keylane.protocol.control import DeleteGroup, DeleteSubject, SwitchGroup
 from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.operations import OperationKind, Reshape
+from keylane.protocol.progress import GroupReset, ResetGroup
 from keylane.protocol.routing import ConsumeStrategy
 
 
@@ -62,3 +65,37 @@ def test_time_is_refused_by_its_name_when_it_is_no_datetime_with_a_zone(given):
     assert _instant("ends", datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)) == 1_000
     with pytest.raises(InvalidRequestError, match=r"ends .* time zone"):
         _instant("ends", given)
+
+
+RESETS = {"offset": "offset", "time": "at_ms", "shift": "shift", "cursors": "cursors"}
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments", "hint"),
+    [
+        (86, RESETS, "to='offset', offset=86"),
+        ("86", RESETS, "to='offset', offset=86"),
+        (datetime(2026, 1, 1, tzinfo=UTC), RESETS, "to='time', at_ms=milliseconds since 1970"),
+        ({1: 2}, RESETS, "to='cursors', cursors={1: 2}"),
+        (1_700_000_000_000, {"time": "at_ms", "cursors": "cursors"}, "to='time', at_ms=17"),
+    ],
+)
+def test_place_that_is_given_for_its_word_is_refused_with_the_argument_that_takes_it(
+    given, arguments, hint
+):
+    with pytest.raises(InvalidRequestError, match="to is one of 'earliest', 'latest'") as told:
+        check_where("to", given, **arguments)
+    assert hint in told.value.hint
+
+
+async def test_place_is_refused_when_it_is_given_for_the_word_of_a_reset_or_a_start():
+    """Nothing is asked of the cluster."""
+
+    async def ask(_body: ResetGroup) -> GroupReset:
+        raise AssertionError
+
+    with pytest.raises(InvalidRequestError, match="to is one of") as told:
+        await reset_group(ask, {"to": 86, "at_ms": None, "cursors": None, "dry_run": False})
+    assert "offset=86" in str(told.value.hint)
+    with pytest.raises(InvalidRequestError, match="start is one of"):
+        await Admin("127.0.0.1:1").create_group("orders", "billing", start={1: 7})  # type: ignore[arg-type]

@@ -11,8 +11,9 @@ import pytest
 
 from keylane.arrow.planner import PlannedRange
 from keylane.arrow.process_loop import ProcessLoop
-from keylane.arrow.range_reader import FRAMES_AHEAD, read_ranges
+from keylane.arrow.range_reader import FRAMES_AHEAD, RangeStream, read_ranges
 from keylane.arrow.selection import ReadOptions
+from keylane.arrow.task_reader import read_task
 from keylane.protocol.ids import Subject
 from keylane.rpc import http_network
 from support.shelves import Sent, Shelves
@@ -150,3 +151,26 @@ def test_loop_of_the_process_begins_again_after_its_end(filled):
     assert not any(thread.name == "keylane reader" for thread in threading.enumerate())
     assert len(rows(read_ranges(options(filled), ranges))) == 4
     assert ProcessLoop.current() is not before
+
+
+@pytest.mark.parametrize("keys", [None, frozenset({b"k"})])
+def test_reading_goes_on_when_ctrl_c_interrupts_a_wait_for_rows(filled, monkeypatch, keys):
+    """A reading that ended there would look like one that has given all rows."""
+    reading = read_task(options(filled, batch_rows=2, keys=keys), [planned(filled, 3, 1, 79)])
+    read, interrupts = [next(reading)], 0
+    while True:
+        with monkeypatch.context() as patched:
+            if interrupts < 3:
+                patched.setattr(RangeStream, "next", _interrupted)
+            try:
+                read.append(next(reading))
+            except KeyboardInterrupt:
+                interrupts += 1
+            except StopIteration:
+                break
+    assert interrupts == 3
+    assert rows(read) == [(3, offset) for offset in range(1, 79)]
+
+
+def _interrupted(_stream: RangeStream) -> None:
+    raise KeyboardInterrupt

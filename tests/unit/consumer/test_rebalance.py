@@ -89,3 +89,20 @@ def test_callback_that_cannot_be_called_is_refused(name: str):
         assert "partition ids" in caught.value.hint
     taken: list[int] = []
     Consumer("127.0.0.1:1", subject="s", group="g", **{name: taken.extend})
+
+
+async def test_callback_that_cancels_its_own_task_is_logged_and_over(
+    caplog: pytest.LogCaptureFixture,
+):
+    """The hand-over goes on, which called it."""
+
+    async def cancels(_partition_ids: list[int]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(60)
+
+    rebalance = Rebalance(limit_ms=10_000, on_revoked=cancels, on_lost=cancels)
+    await asyncio.wait_for(rebalance.ends(1, lost=False), 30)
+    await asyncio.wait_for(rebalance.ends(2, lost=True), 30)
+    assert len([text for text in caplog.messages if "failed" in text]) == 2

@@ -15,7 +15,7 @@ class Own(UserAcks):
 
     runs = True
     deadline_ns = 2**62
-    acks_each = False
+    acks_each, by_hand = False, True
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from keylane.protocol.message import Message
 class TwoSources:
     """A pull client, which owns itself; its messages come from its partition and from an ancestor of it."""
 
-    acks_each = False
+    acks_each, by_hand = False, True
 
     def __init__(self) -> None:
         self.owner = self

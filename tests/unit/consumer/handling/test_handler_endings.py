@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import random
+from typing import Any
 
 import pytest
 
 from keylane.consumer.handling import workers as workers_module
+from keylane.consumer.handling.batch_workers import BatchWorkers
 from keylane.consumer.handling.handlers import Handler
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import WorkerCancelledError
 from keylane.protocol.message import Message
 from support.cluster import eventually
@@ -222,22 +228,128 @@ async def test_handler_that_ends_the_program_ends_the_consumer_first(kind: type[
     await workers.close()
 
 
-async def test_handler_that_cancels_its_worker_ends_the_consumer(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    """The consumer fails with a WorkerCancelledError, and no hand-over waits for the message."""
-    monkeypatch.setattr(workers_module, "CANCELLED_WAIT_S", 0.01)
+async def cancel_first(message: Message) -> None:
+    """Cancel the own task, at once, on a timer, or with an error of its own; each once."""
+    task = asyncio.current_task()
+    assert task is not None
+    if message.attempt > 1 or not message.key.startswith(b"cancels"):
+        await asyncio.sleep(0.001)
+        return
+    if message.key == b"cancels later":
+        asyncio.get_running_loop().call_later(0.002, task.cancel)
+    else:
+        task.cancel()
+    if message.key == b"cancels and fails":
+        raise ValueError("no")
+    if message.key in {b"cancels and waits", b"cancels later"}:
+        await asyncio.sleep(60)
+
+
+CANCELS = [b"cancels", b"cancels later", b"cancels and waits", b"cancels and fails"]
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+@pytest.mark.parametrize("key", CANCELS)
+async def test_handler_that_cancels_its_own_task_is_tried_again(key: bytes, concurrency: int):
+    """The worker goes on, and no later handler is cut short by what this one has left."""
     crashed: list[BaseException] = []
     client = Client()
+    attempts: list[tuple[bytes, int]] = []
+
+    async def handle(message: Message) -> None:
+        attempts.append((message.key, message.attempt))
+        await cancel_first(message)
+
+    workers = workers_of(handle, crashed=crashed, concurrency=concurrency)
+    client.give(workers, key, b"a", b"b", b"c")
+    await eventually(lambda: sorted(client.handled) == [0, 1, 2, 3])
+    assert sorted(attempts) == sorted([(key, 1), (key, 2), (b"a", 1), (b"b", 1), (b"c", 1)])
+    for worker in workers._workers:
+        assert worker.task is not None
+        assert not worker.task.cancelling()
+    await workers.close()
+    assert not crashed
+
+
+@pytest.mark.parametrize("batched", [False, True])
+async def test_failure_of_a_task_group_is_a_try_when_an_earlier_handler_was_cancelled(
+    batched: bool,
+):
+    """From Python 3.13 on a group looks at requests that are left over, and raises them in place of its errors."""
+    crashed: list[BaseException] = []
+    client = Client()
+    attempts: list[tuple[bytes, int]] = []
+
+    async def fail() -> None:
+        raise ValueError("no such customer")
+
+    async def handle(message: Message) -> None:
+        attempts.append((message.key, message.attempt))
+        if message.key == b"slow":
+            task = asyncio.current_task()
+            assert task is not None
+            asyncio.get_running_loop().call_later(0.002, task.cancel)
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+        elif message.attempt == 1:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fail())
+                group.create_task(asyncio.sleep(60))
+
+    async def handle_all(messages: list[Message]) -> None:
+        for message in messages:
+            await handle(message)
+
+    workers: Any = workers_of(handle, crashed=crashed)
+    if batched:
+        await workers.close()
+        workers = BatchWorkers(
+            handle_all, max_records=1, max_wait_ms=0, concurrency=1, handover_ms=0,
+            backoff=Backoff(first_ms=1, max_ms=1), clock=SystemClock(), rng=random.Random(1),
+            on_crash=crashed.append,
+        )  # fmt: skip
+    client.give(workers, b"slow", b"group")
+    await eventually(lambda: sorted(client.handled) == [0, 1])
+    assert attempts == [(b"slow", 1), (b"group", 1), (b"group", 2)]
+    await workers.close()
+    assert not crashed
+
+
+async def test_cancel_that_a_handler_left_on_a_timer_ends_no_idle_worker():
+    client = Client()
+    crashed: list[BaseException] = []
 
     async def handle(message: Message) -> None:
         task = asyncio.current_task()
         assert task is not None
-        task.cancel()
-        await asyncio.sleep(60)
+        asyncio.get_running_loop().call_later(0.002, task.cancel)
 
     workers = workers_of(handle, crashed=crashed)
     client.give(workers, b"k")
+    await asyncio.sleep(0.02)
+    client.give(workers, b"l")
+    await eventually(lambda: len(client.handled) == 2)
+    await workers.close()
+    assert not crashed
+
+
+async def test_consumer_ends_when_the_tasks_of_the_whole_event_loop_are_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Workers end then, for the end of a program waits for them; if it goes on all the same, the consumer fails."""
+    monkeypatch.setattr(workers_module, "CANCELLED_WAIT_S", 0.01)
+    crashed: list[BaseException] = []
+    client = Client()
+
+    async def handle(_message: Message) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+    workers = workers_of(handle, crashed=crashed)
+    client.give(workers, b"k")
+    await asyncio.sleep(0.01)
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
     await eventually(lambda: crashed)
     assert isinstance(crashed[0], WorkerCancelledError)
     await asyncio.wait_for(workers.quiesce(client), 30)

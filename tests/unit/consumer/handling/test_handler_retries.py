@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
+from keylane.consumer.handling.batch_workers import BatchWorkers
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.clock import SystemClock
 from keylane.protocol.message import Message
 from keylane.testing.machines import loop as loop_module
+from support.cluster import eventually
 from support.handling import Client, in_virtual_time, virtual_loop, workers_of
 
 WORK_S = 0.01
@@ -248,3 +253,48 @@ def test_hanging_try_does_not_delay_other_tries():
         await workers.close()
 
     in_virtual_time(story(), loop)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+async def test_message_is_not_tried_again_while_its_partition_is_paused(batched: bool):
+    """Also if its try is due already; others are, and it is tried again once the partition goes on."""
+    tries: dict[int, int] = {1: 0, 2: 0}
+    blocked = asyncio.Event()
+    blocked.set()
+
+    async def fail(message: Message) -> None:
+        tries[message.partition_id] += 1
+        await blocked.wait()
+        raise ValueError("no")
+
+    async def fail_all(messages: list[Message]) -> None:
+        for message in messages:
+            await fail(message)
+
+    workers = workers_of(fail)
+    if batched:
+        await workers.close()
+        workers = BatchWorkers(
+            fail_all, max_records=1, max_wait_ms=0, concurrency=1, handover_ms=0, clock=SystemClock(),
+            backoff=Backoff(first_ms=1, max_ms=1), rng=random.Random(1), on_crash=lambda _error: None,
+        )  # fmt: skip
+    clients = [Client(1), Client(2)]
+    for client in clients:
+        client.give(workers, b"k%d" % client.partition_id)
+    await eventually(lambda: min(tries.values()) > 2)
+    blocked.clear()
+    await asyncio.sleep(0.05)  # one of them runs, and the try of the other is due
+    workers.pause(1)
+    blocked.set()
+    await eventually(lambda: tries[2] > 5)
+    paused, other = tries[1], tries[2]
+    await eventually(lambda: tries[2] > other + 5)
+    assert tries[1] == paused
+    workers.resume(1)
+    await eventually(lambda: tries[1] > paused + 2)
+    workers.pause(2)
+    for client in clients:
+        client.lose()
+        await workers.quiesce(client)
+        assert client.in_flight.count == 0
+    await workers.close()

@@ -1,5 +1,8 @@
 """Lanes: order per key, many keys at once."""
 
+from types import SimpleNamespace
+from typing import Any
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -8,7 +11,8 @@ from keylane.protocol.message import Message
 
 
 def message(key: bytes, offset: int, partition_id: int = 1) -> Message:
-    return Message("s", key, b"", offset, partition_id, 0)
+    delivery: Any = SimpleNamespace(leased_id=partition_id)
+    return Message("s", key, b"", offset, partition_id, 0, delivery=delivery)
 
 
 def test_keys_do_not_wait_for_each_other():
@@ -197,6 +201,7 @@ TestLanesMachine = LanesMachine.TestCase
 
 class SuspectsDelivery:
     goes_first = True
+    leased_id = 2
 
 
 def test_suspect_is_taken_before_what_has_arrived():

@@ -34,7 +34,7 @@ class StreamClient:
     takes_hand = False
 
     def __init__(self, left_ms: int = 60_000) -> None:
-        self.partition_id = 1
+        self.partition_id = self.leased_id = 1
         self.log_name = "s partition 1 in group g"
         self.client = self
         self.left_ms = left_ms
@@ -425,7 +425,7 @@ async def test_paused_messages_are_parked_behind_a_message_that_is_given_back_to
 async def test_message_behind_a_failed_filter_comes_once_when_its_partition_is_paused():
     """A child's message is collected with its parent's, whose filter fails: it waits behind that one, and nowhere else."""
     parent, child, fails = StreamClient(), StreamClient(), [True]
-    child.partition_id = 2
+    child.partition_id = child.leased_id = 2
 
     def wanted(_message: Message) -> bool:
         if fails:

@@ -120,7 +120,7 @@ async def test_wait_for_acks_ends_when_nothing_was_handled_and_nothing_is_due():
     broker = ScriptedBroker()
     sender = sender_of(ToldPartition(broker))
     async with running(sender):
-        assert await asyncio.wait_for(sender.durable(), 5)
+        assert await asyncio.wait_for(sender.answered(0), 5)
         assert [ack.ranges for ack in broker.asked(Ack)] == [()]
 
 
@@ -128,7 +128,7 @@ async def test_wait_for_acks_ends_at_once_when_the_sender_has_ended():
     sender = sender_of(ToldPartition(ScriptedBroker()))
     sender.handled.done(0)
     sender.end()
-    assert not await asyncio.wait_for(sender.durable(), 5)
+    assert not await asyncio.wait_for(sender.durable(0), 5)
 
 
 async def test_ack_is_in_the_next_request_when_one_is_under_way():
@@ -169,7 +169,7 @@ async def test_request_under_way_is_sent_again_by_a_flush_when_the_task_is_cance
     sender = sender_of(partition)
     async with running(sender):
         sender.handled.done(0)
-        waits = asyncio.create_task(sender.durable())
+        waits = asyncio.create_task(sender.answered(0))
         await eventually(lambda: len(broker.asked(Ack)) == 1)
     broker.may.set()
     await sender.flush()
@@ -196,7 +196,7 @@ async def test_task_learns_what_is_parked_when_an_answer_says_so():
     async with running(sender):
         for offset in range(2):
             sender.handled.done(offset)
-            assert await sender.durable()
+            assert await sender.answered(0)
         assert partition.checked == [3]
         assert len(broker.asked(Ack)) == 2
 

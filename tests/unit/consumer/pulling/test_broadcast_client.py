@@ -121,7 +121,7 @@ async def test_consumer_fails_when_acks_cannot_be_kept():
         owner.fail = errors.append
         await eventually(lambda: offsets(owner) == [0, 1])
         client.done(0)
-        kept = asyncio.create_task(client.acked())
+        kept = asyncio.create_task(client.answered(0))
         await eventually(lambda: errors)
         client.forget(1)
         assert [type(error) for error in errors] == [MemoryError]

@@ -168,18 +168,24 @@ async def test_wait_for_acks_ends_when_they_are_durable():
     async with pulling(broker) as (client, owner):
         await eventually(lambda: len(owner.messages) == 4)
         client.done(0)
-        assert await asyncio.wait_for(client.acked(), 10)
+        assert await asyncio.wait_for(client.acked(0), 10)
         assert broker.cursor == 1
 
 
-async def test_wait_for_acks_ends_when_the_broker_takes_no_more_ranges():
+async def test_wait_for_an_answer_ends_when_the_broker_takes_no_more_ranges():
     """Else every worker might wait, and none would be left for the older message that fills the gap."""
     broker = ScriptedBroker(batches=2)
     broker.acks = [OverloadedError("too many ranges") for _ in range(3)]
     async with pulling(broker) as (client, owner):
         await eventually(lambda: len(owner.messages) == 4)
         client.done(3)
-        assert not await asyncio.wait_for(client.acked(), 10)
+        assert not await asyncio.wait_for(client.answered(3), 10)
+        acked = asyncio.create_task(client.acked(3))
+        await asyncio.sleep(0.1)
+        assert not acked.done(), "it was refused"
+        broker.acks = []
+        client.done(0)
+        assert await asyncio.wait_for(acked, 10)
 
 
 @pytest.mark.parametrize("fenced", [False, True])
@@ -190,7 +196,7 @@ async def test_wait_for_acks_ends_when_the_partition_is_handed_over(fenced: bool
         await eventually(lambda: len(owner.messages) == 4)
         broker.acks = [FencedError(current_token=TOKEN + 1)] if fenced else []
         client.done(0)
-        waiting = asyncio.create_task(client.acked())
+        waiting = asyncio.create_task(client.acked(0))
         await asyncio.sleep(0)
         client.stop()
         await client.hand_over(flush_ms=1_000)
@@ -217,8 +223,8 @@ async def test_tasks_end_when_a_client_is_abandoned():
     broker = ScriptedBroker(batches=1)
     async with pulling(broker) as (client, owner):
         await eventually(lambda: len(owner.messages) == 2)
-        waiting = asyncio.create_task(client.acked())
         client.done(1)
+        waiting = asyncio.create_task(client.acked(1))
         await asyncio.sleep(0)
         client.abandon()
         client.abandon()
