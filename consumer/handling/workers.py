@@ -692,7 +692,7 @@ class Workers:
         """The error of the handler in `task`, if it was cancelled because it took too long."""
         for worker in self._workers:
             late = worker.message is not None and worker.timed_out is worker.message
-            if worker.task is task and late and not worker.is_cancelled:
+            if worker.task is task and late and not self._is_ending:
                 return self._timeout_error()
         return None
 
