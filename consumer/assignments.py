@@ -108,6 +108,8 @@ class Assignments:
         self._rng = rng
         self._connections = connections
         self._membership = membership
+        self.by_hand = isinstance(dispatch, Stream)
+        """The program takes messages, and acks them, itself; also once this is closed."""
         self._dispatch = dispatch
         if settings.consume_strategy is ConsumeStrategy.SHARED:
             dispatch.on_idle = self._wake_pulls
@@ -234,11 +236,6 @@ class Assignments:
     def hand_out_batch(self, batch: Any) -> None:
         """Give a batch of one partition, which is not opened, to handlers or the iteration."""
         self._dispatch.put_batch(batch)
-
-    @property
-    def by_hand(self) -> bool:
-        """Whether the program takes messages, and acks them, itself; False: handlers are given them."""
-        return isinstance(self._dispatch, Stream)
 
     def nack(self, message: Message, after_s: float) -> list[Message]:
         """Have the iteration hand a message out again; one that a handler was given never comes here."""
