@@ -66,7 +66,7 @@ class ArrowBatch:
         self.start_offset = start_offset
         self.next_offset: int = start_offset + record_batch.num_rows
         self.fencing_token = _client.token
-        self.lease = lease_of(_client.leased_id, _client.token)
+        self.lease = lease_of(_client.partition_id, _client.token)
         self.attempt = 1
         self._client = _client
         self._owner = _owner
