@@ -44,7 +44,7 @@ ANY = -1
 """An offset that is in every request."""
 
 
-class Waiter(NamedTuple):
+class AckWaiter(NamedTuple):
     """A wait for the ack of a handled offset."""
 
     offset: int
@@ -56,7 +56,7 @@ class AckRequest(NamedTuple):
     """A request, with what is done once it is answered."""
 
     ack: Ack
-    waiters: list[Waiter]
+    waiters: list[AckWaiter]
     left_over: bool
     """It does not have all that was handled when it was made."""
     held: list[Message]
@@ -103,7 +103,7 @@ class AckSender:
         self._pauses = settings.backoff.pauses(rng)
         """Between requests that fail."""
         self._troubles = ToldTexts()
-        self._waiters: list[Waiter] = []
+        self._waiters: list[AckWaiter] = []
         """Of `durable`, for the next request."""
         self._idle_s = min(settings.ttl_ms / 3, partition.renewal_ms) / 1000
         self._sent_s = self._loop.time()
@@ -166,7 +166,7 @@ class AckSender:
         """
         if self._ended:
             return offset not in self.handled
-        waiter = Waiter(offset, self._loop.create_future())
+        waiter = AckWaiter(offset, self._loop.create_future())
         self._waiters.append(waiter)
         if ask and not self.is_due:
             self.send_soon()
@@ -412,14 +412,14 @@ def linger_s(longest_s: float, now_s: float) -> float:
     return longest_s - now_s % longest_s if longest_s else 0.0
 
 
-def release(waiters: Iterable[Waiter], *, durable: bool) -> None:
+def release(waiters: Iterable[AckWaiter], *, durable: bool) -> None:
     """End waits for acks."""
     for _, future in waiters:
         if not future.done():
             future.set_result(durable)
 
 
-def release_durable(request: AckRequest) -> list[Waiter]:
+def release_durable(request: AckRequest) -> list[AckWaiter]:
     """End the waits for what an accepted request has; returns those for what is left over, which is higher."""
     if not request.left_over:
         release(request.waiters, durable=True)

@@ -293,7 +293,7 @@ def test_program_goes_on_when_its_log_is_sent_through_an_outage(cluster: Cluster
         def emit(self, _record: logging.LogRecord) -> None:
             outage.set()
 
-    class Sender(logging.Handler):
+    class SendingHandler(logging.Handler):
         def emit(self, _record: logging.LogRecord) -> None:
             producer.send("logs", sent, key=b"k")
 
@@ -304,7 +304,7 @@ def test_program_goes_on_when_its_log_is_sent_through_an_outage(cluster: Cluster
             broker.process.send_signal(signal.SIGCONT)
 
     root, ours = logging.getLogger(), logging.getLogger("keylane")
-    notice, sender = Notice(), Sender()
+    notice, sender = Notice(), SendingHandler()
     with Producer(cluster.meta, settings=settings) as producer:
         producer.send("logs", sent, key=b"k").result()
         root.addHandler(sender)

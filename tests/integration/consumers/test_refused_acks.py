@@ -32,7 +32,7 @@ async def fill(cluster: VirtualCluster) -> None:
             producer.send("orders", b"", key=b"good-%d" % (index % KEYS))
 
 
-class Handler:
+class FailingHandler:
     """Handles messages, alone or in batches, and fails for the bad key until `mended` is set."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ async def until_still(handled: list[tuple[bytes, int]]) -> None:
 
 
 def story_of(
-    work_of: Handler, **given: Any
+    work_of: FailingHandler, **given: Any
 ) -> Callable[[VirtualCluster], Awaitable[Counter[tuple[bytes, int]]]]:
     """A consumer is killed at the limit, and another one goes on; returns what both handled."""
 
@@ -89,7 +89,7 @@ def story_of(
 @pytest.mark.parametrize("kind", ["handler", "batch_handler"])
 def test_killed_handler_repeats_one_message_of_a_key_at_most_when_acks_are_refused(kind: str):
     """Behind the failing key there are more gaps than the cursor keeps; once it is mended all are handled, in order."""
-    handler = Handler()
+    handler = FailingHandler()
     given: dict[str, Any] = (
         {"handler": handler.one}
         if kind == "handler"

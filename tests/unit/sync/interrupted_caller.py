@@ -24,7 +24,7 @@ from keylane.sync.loop_thread import LoopThread
 log = logging.getLogger("program")
 
 
-class Handler(logging.Handler):
+class SendingOnSignal(logging.Handler):
     """Sends what is logged, as `keylane.sync.Producer` would; what the event loop logs too."""
 
     def emit(self, _record: logging.LogRecord) -> None:
@@ -104,7 +104,7 @@ def signals() -> None:
 
 loop_logs.SETTLE_S = 0.001  # a caller that is interrupted in a handler holds its lock
 faulthandler.dump_traceback_later(120, exit=True)
-logging.getLogger().addHandler(Handler())
+logging.getLogger().addHandler(SendingOnSignal())
 logging.getLogger().setLevel(logging.INFO)
 opcodes = "opcodes" in sys.argv
 began = time.monotonic()
