@@ -491,7 +491,7 @@ class Workers:
 
     def _free_later(self, message: Message) -> None:
         """Keep the key of a message whose ack was refused until that is durable: other keys, which may make room, go on."""
-        self._lanes.note_alone()
+        self._lanes.hold_for_ack(message)
         task = start_task(self._free_once_acked(message), name="ack")
         self._acking.add(task)
         task.add_done_callback(self._acking.discard)

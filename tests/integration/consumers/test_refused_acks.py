@@ -23,13 +23,14 @@ def few_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acks, "ACK_RANGES_MAX", RANGES_MAX)
 
 
-async def fill(cluster: VirtualCluster) -> None:
-    """Messages of a bad key, each followed by one of another key: no two of the others are neighbours."""
+async def fill(cluster: VirtualCluster, *, keyless: bool = False) -> None:
+    """Messages of a bad key, each followed by one of another key, or of none: no two of the others are neighbours."""
     await cluster.create_subject("orders", partitions=1)
     async with Producer(cluster.address) as producer:
         for index in range(PAIRS):
             producer.send("orders", b"", key=b"bad")
-            producer.send("orders", b"", key=b"good-%d" % (index % KEYS))
+            key = b"" if keyless else b"good-%d" % (index % KEYS)
+            producer.send("orders", b"", key=key)
 
 
 class FailingHandler:
@@ -58,12 +59,12 @@ async def until_still(handled: list[tuple[bytes, int]]) -> None:
 
 
 def story_of(
-    work_of: FailingHandler, **given: Any
+    work_of: FailingHandler, *, keyless: bool = False, **given: Any
 ) -> Callable[[VirtualCluster], Awaitable[Counter[tuple[bytes, int]]]]:
     """A consumer is killed at the limit, and another one goes on; returns what both handled."""
 
     async def story(cluster: VirtualCluster) -> Counter[tuple[bytes, int]]:
-        await fill(cluster)
+        await fill(cluster, keyless=keyless)
 
         async def work() -> None:
             settings = ConsumerSettings(ack="each", ttl_ms=2_000, concurrency=4)
@@ -102,6 +103,14 @@ def test_killed_handler_repeats_one_message_of_a_key_at_most_when_acks_are_refus
     for key in {key for key, _ in handler.handled}:
         offsets = [offset for each, offset in handler.handled if each == key]
         assert list(dict.fromkeys(offsets)) == sorted(set(offsets))
+
+
+def test_killed_handler_repeats_few_messages_without_a_key_when_acks_are_refused():
+    """One of each worker: the next one without a key waits for acks that were refused."""
+    handler = FailingHandler()
+    counts = run(story_of(handler, handler=handler.one, keyless=True))
+    assert len(counts) == 2 * PAIRS
+    assert sum(count > 1 for count in counts.values()) <= 4
 
 
 async def durable_offsets(cluster: VirtualCluster) -> int:
