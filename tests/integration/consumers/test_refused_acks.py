@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
+from keylane import Admin, Consumer, ConsumerSettings, Message, OverloadedError, Producer
 from keylane.broker.partition import acks
 from keylane.testing import VirtualCluster, run
 
@@ -170,5 +170,38 @@ def test_ack_by_hand_raises_when_the_lease_ends_while_it_is_refused():
             await asyncio.sleep(1)
         with pytest.raises(Exception, match="lease of this message's partition has ended"):
             await asyncio.wait_for(waiting, 60)
+
+    run(story)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_loop_goes_on_when_its_refused_ack_waits_for_a_message_that_it_gave_back(together: bool):
+    """One task takes, gives back and acks: it is told that no room can come, and its ack is made all the same."""
+
+    async def story(cluster: VirtualCluster) -> None:
+        await fill(cluster)
+        acked: list[tuple[bytes, int]] = []
+        refused: list[OverloadedError] = []
+        async with Consumer(cluster.address, subject="orders", group="g", ack="each") as consumer:
+            while len(acked) < 2 * PAIRS:
+                message = await anext(consumer)
+                if message.key == b"bad" and not refused:
+                    await message.nack()
+                    continue
+                acked.append((message.key, message.offset))
+                try:
+                    await (consumer.ack([message]) if together else message.ack())
+                except OverloadedError as error:
+                    refused.append(error)
+            async with Admin(cluster.address) as admin:
+                async with asyncio.timeout(60):
+                    while await admin.lag("orders", "g"):
+                        await asyncio.sleep(1)
+        assert all("taking messages" in error.hint for error in refused)
+        assert refused
+        assert len(set(acked)) == 2 * PAIRS
+        for key in {key for key, _ in acked}:
+            offsets = [offset for each, offset in acked if each == key]
+            assert offsets == sorted(offsets)
 
     run(story)
