@@ -242,6 +242,12 @@ class Assignments:
         assert isinstance(self._dispatch, Stream)
         return self._dispatch.nack(message, after_s)
 
+    @property
+    def lying(self) -> Message | None:
+        """A message that was given back, or waits behind one, and that the program may take now; None if there is none."""
+        assert isinstance(self._dispatch, Stream)
+        return self._dispatch.lying
+
     def acked_again(self, messages: Sequence[Message]) -> None:
         """Let later messages of their keys be handed out."""
         assert isinstance(self._dispatch, Stream)

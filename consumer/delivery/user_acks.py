@@ -8,11 +8,14 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any, Self
 
-from ...protocol.errors import InvalidRequestError, LeaseLostError
+from ...protocol.errors import InvalidRequestError, LeaseLostError, OverloadedError
 from ...protocol.message import Message
 from ...rpc.race import start_task
 from .copied import copied_delivery
 from .hand import Hand
+
+LYING_S = 30.0
+"""A refused ack is waited for so long, and once more, while a message lies ready that the program does not take."""
 
 
 class UserAcks(ABC):
@@ -134,13 +137,20 @@ class UserAcks(ABC):
         """
         Wait until messages that are handled are acked durably, and only then let later ones of their keys be handed out.
 
-        They are let go at that time also if this wait is cancelled.
+        They are let go at that time also if this wait is cancelled, or raises OverloadedError.
 
         Raises:
             LeaseLostError: they are delivered to another consumer.
+            OverloadedError: the broker takes no more ranges, and the program takes none of the messages that could make room.
         """
-        if not await asyncio.shield(start_task(self._let_go_later(messages))):
-            raise LeaseLostError(partition_id=self.client.partition_id, offset=messages[0].offset)
+        acking, lying = start_task(self._let_go_later(messages)), None
+        client, offset = self.client, messages[0].offset
+        while not (await asyncio.wait((acking,), timeout=LYING_S))[0]:
+            before, lying = lying, client.owner.lying
+            if lying is not None and lying is before and client.acks.handled.at_range_limit:
+                raise _no_room(client.partition_id, offset)
+        if not acking.result():
+            raise LeaseLostError(partition_id=client.partition_id, offset=offset)
 
     async def _let_go_later(self, messages: list[Message]) -> bool:
         durable = await self.acked(max(message.offset for message in messages))
@@ -199,6 +209,18 @@ class UserAcks(ABC):
 
 
 _by_offset = attrgetter("offset")
+
+
+def _no_room(partition_id: int, offset: int) -> OverloadedError:
+    error = OverloadedError(
+        f"the ack of message {offset} of partition {partition_id} is not durable: too many messages behind one that is not "
+        "acked are acked, and one that may be taken now, given back or behind such a one, is not taken"
+    )
+    error.hint = (
+        "Go on taking messages, which makes room.  This ack is kept and sent again by itself, and later messages of its key "
+        "wait until it is durable."
+    )
+    return error
 
 
 def check_by_hand(message: Message) -> None:

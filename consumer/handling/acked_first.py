@@ -39,7 +39,7 @@ class AckedFirst:
         self._handler = handler
         self._boot_ms = boot_ms
         self.timed_out: Callable[[], HandlerTimeoutError | None] = lambda: None
-        """The error of the handler in the running task, if it was cancelled because it took too long."""
+        """The error of the handler in the running task, if it was cancelled because it took too long; given once."""
         self._lost = 0
         """Messages since the last line."""
         self._silent_until_ms = 0
@@ -56,20 +56,22 @@ class AckedFirst:
         client = cast(AckedFirstClient, client_of(messages[0]))
         if not await client.ack_first(messages):
             return
+        error: BaseException | None = None
         try:
             result = self._handler(given)
             if result is not None:
                 await await_result(result)
-        except asyncio.CancelledError as error:
-            timeout = self.timed_out()
+        except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - no try follows
+            error = raised
+        timeout = self.timed_out()
+        if timeout is not None or error is not None:
             self._note_lost(messages, timeout or error)
+        if timeout is None and isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
-            if timeout is None and (task is None or task.cancelling()):
-                raise
-        except Exception as error:  # noqa: BLE001 - no try follows
-            self._note_lost(messages, error)
+            if task is None or task.cancelling():
+                raise error
 
-    def _note_lost(self, messages: list[Message], error: BaseException) -> None:
+    def _note_lost(self, messages: list[Message], error: BaseException | None) -> None:
         self._lost += len(messages)
         now_ms = self._boot_ms()
         if now_ms < self._silent_until_ms:

@@ -381,6 +381,9 @@ class BatchLanes:
         else:
             self.release(key.batch)
 
+    def hold_for_ack(self, batch: Batch) -> None:
+        """Nothing: the keys of a batch are busy until `release`."""
+
     def release(self, batch: Batch) -> None:
         """Free the keys of a batch that ended, or is not tried again."""
         self._note_lone()

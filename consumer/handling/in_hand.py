@@ -322,6 +322,15 @@ class InHand:
         """When to call `take` again; None while nothing waits to be due."""
         return self._due[0][0] if self._due else None
 
+    def lying(self, now_ns: int) -> Message | None:
+        """The message that `take` would return: the same one at two looks was not asked for between."""
+        while self._due and self._due[0][0] <= now_ns:
+            lane = self._lanes.get(self._due[0][2])
+            if type(lane) is _Lane and lane.messages and not lane.out:
+                return lane.messages[0]
+            heapq.heappop(self._due)
+        return None
+
     def acked(self, message: Message) -> bool:
         """Note that a message that was handed out is acked, or will not be; True if its lane has another one."""
         self.hand.spread()

@@ -13,7 +13,7 @@
 Invariants
     At most one message of a key runs at a time, and messages of a key run in the order they were put: a message that
     failed and waits for its next try (`attempt` above 1) blocks its lane until `finish` or `release`.
-    Messages without a key (b"") have no order and never wait for each other.
+    Messages without a key (b"") have no order and never wait for each other, but for the ack of one that was refused.
 """
 
 from __future__ import annotations
@@ -114,6 +114,8 @@ class Lanes:
         """For each key of which a message runs or waits for its next try: the messages behind it; None if none."""
         self._paused: dict[int, list[Message]] = {}
         """By partition that is paused: its waiting messages, by offset."""
+        self._unacked: dict[int, tuple[list[Message], list[Message]]] = {}
+        """By partition: messages without a key whose acks were refused, and those without a key that wait for these acks."""
 
     @property
     def has_waiting(self) -> bool:
@@ -286,6 +288,8 @@ class Lanes:
                 message = arrived.popleft()
                 key = message.key
                 if not key or not self._ordered:
+                    if self._unacked and self._waits_for_acks(message):
+                        continue
                     return message
                 if key in lanes:
                     self._waits(message)
@@ -308,9 +312,39 @@ class Lanes:
         del self.busy[key]
         return None
 
-    def release(self, message: Message) -> None:
-        """Free the lane of a failed message that is not tried again."""
+    def hold_for_ack(self, message: Message) -> None:
+        """Have messages of its key wait until `release`; without one: those of its partition that have none."""
         self.note_alone()
+        if not message.key and self._ordered:
+            self._unacked.setdefault(leased_id_of(message), ([], []))[0].append(message)
+            self.busy[b""] = None  # so that each message is looked at
+
+    def _waits_for_acks(self, message: Message) -> bool:
+        unacked = self._unacked.get(leased_id_of(message))
+        if unacked is None:
+            return False
+        unacked[1].append(message)
+        return True
+
+    def _release_unacked(self, message: Message) -> None:
+        leased_id = leased_id_of(message)
+        refused, waiting = self._unacked.get(leased_id, ([], []))
+        if message not in refused:
+            return
+        refused.remove(message)
+        if refused:
+            return
+        del self._unacked[leased_id]
+        if not self._unacked:
+            del self.busy[b""]
+        self._put_back(waiting)
+
+    def release(self, message: Message) -> None:
+        """Free the lane of a message that failed and is not tried again, or whose ack is durable at last."""
+        self.note_alone()
+        if self._unacked and not message.key:
+            self._release_unacked(message)
+            return
         lane = self.busy.pop(message.key, None) if self._ordered else None
         if lane:
             self._put_back(lane)
@@ -364,6 +398,9 @@ class Lanes:
         self.note_alone()  # whose worker goes on with the queue as it was
         dropped = [message for message in self.arrived if ours(message)]
         self.arrived = deque(message for message in self.arrived if not ours(message))
+        for _, waiting in self._unacked.values():
+            dropped += [message for message in waiting if ours(message)]
+            waiting[:] = [message for message in waiting if not ours(message)]
         for key, lane in self.busy.items():
             if lane:
                 kept = deque(message for message in lane if not ours(message))
@@ -380,7 +417,8 @@ class Lanes:
         paused = sum(map(len, self._paused.values()))
         lanes = sum(len(lane) for lane in self.busy.values() if lane)
         stored = sum(batch.count for batches in self._stored.values() for batch in batches)
-        return len(self.arrived) + len(self.due) + paused + lanes + stored
+        unacked = sum(len(waiting) for _, waiting in self._unacked.values())
+        return len(self.arrived) + len(self.due) + paused + lanes + unacked + stored
 
 
 def leased_id_of(message: Message) -> int:

@@ -504,6 +504,11 @@ class Stream:
         if self._in_hand.acked_all(messages):
             self._work.set()
 
+    @property
+    def lying(self) -> Message | None:
+        """As of `InHand`, now."""
+        return self._in_hand.lying(self._boot_ns())
+
     # ── partitions that the user does not want now ───────────────────────────────────────────────────
     def pause(self, partition_id: int) -> None:
         """Hand no message of a partition out until `resume`."""

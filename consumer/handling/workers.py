@@ -250,6 +250,7 @@ class Workers:
 
         Raises:
             CancelledError: one had not arrived: what made it is a failure of this handler, and of no later one.
+            HandlerTimeoutError: the handler was cancelled because it took too long, and has returned all the same.
         """
         assert worker.task is not None
         if self._is_ending:
@@ -260,6 +261,8 @@ class Workers:
         finally:
             if not self._is_ending:
                 worker.take_back_cancel()
+        if self._cancels and worker.timed_out is not None and worker.timed_out is worker.message:
+            raise self._timeout_error()
 
     async def _answered(self, worker: WorkerTask, message: Message) -> bool:
         """Wait for the answer to the ack of a handled message; False if it is not durable now."""
@@ -343,7 +346,7 @@ class Workers:
                         result = await handler(message) if awaited else handler(message)
                         if result is not None:
                             await await_result(result)
-                        if cancelling():
+                        if cancelling() or worker.timed_out is message:
                             await self._settle(worker)
                     except BaseException as error:  # noqa: BLE001 - decided there
                         lanes.note_alone()
@@ -427,7 +430,7 @@ class Workers:
                 result = await handler(message) if awaited else handler(message)
                 if result is not None:
                     await await_result(result)
-                if cancelling():
+                if cancelling() or worker.timed_out is message:
                     await self._settle(worker)
             except BaseException as error:  # noqa: BLE001 - decided there
                 then = _Then.RUN if lanes.run is run else _Then.TAKE
@@ -469,7 +472,8 @@ class Workers:
                     result = self._handler(message)
                     if result is not None:
                         await await_result(result)
-                    if worker.task is not None and worker.task.cancelling():
+                    assert worker.task is not None
+                    if worker.task.cancelling() or worker.timed_out is message:
                         await self._settle(worker)
                 except BaseException as error:  # noqa: BLE001 - decided there
                     if await self._failed(worker, message, error):
@@ -487,7 +491,7 @@ class Workers:
 
     def _free_later(self, message: Message) -> None:
         """Keep the key of a message whose ack was refused until that is durable: other keys, which may make room, go on."""
-        self._lanes.note_alone()
+        self._lanes.hold_for_ack(message)
         task = start_task(self._free_once_acked(message), name="ack")
         self._acking.add(task)
         task.add_done_callback(self._acking.discard)
@@ -504,12 +508,12 @@ class Workers:
         Raises:
             BaseException: `error`, if it ends the worker, or the consumer.
         """
-        if worker.timed_out is message and isinstance(error, Exception | asyncio.CancelledError):
+        closes = closes_coroutines(error)
+        timed_out = self._cancels and worker.timed_out is message and not closes
+        if timed_out and isinstance(error, Exception | asyncio.CancelledError):
             if self._is_ending:
                 raise error
-            worker.take_back_cancel()
-            worker.timed_out = None
-            if self._cancels:
+            if not isinstance(error, HandlerTimeoutError):
                 error = self._timeout_error(error)
         if isinstance(error, asyncio.CancelledError):
             if self._is_ending:
@@ -519,12 +523,13 @@ class Workers:
                 self._give_up(message)
                 return False
         assert worker.task is not None
-        if worker.task.cancelling() and not closes_coroutines(error):
-            with contextlib.suppress(asyncio.CancelledError):
+        if (timed_out or worker.task.cancelling()) and not closes:
+            with contextlib.suppress(asyncio.CancelledError, HandlerTimeoutError):
                 await self._settle(worker)
             if self._is_ending:
                 raise error
-        if closes_coroutines(error) or not isinstance(error, Exception | asyncio.CancelledError):
+        worker.timed_out = None
+        if closes or not isinstance(error, Exception | asyncio.CancelledError):
             raise error  # the worker's outermost coroutine decides
         return self._tried_again_later(message, error)
 
@@ -689,10 +694,11 @@ class Workers:
         return error
 
     def timed_out(self, task: asyncio.Task[Any] | None) -> HandlerTimeoutError | None:
-        """The error of the handler in `task`, if it was cancelled because it took too long."""
+        """The error of the handler in `task`, which has ended, if it was cancelled because it took too long; given once."""
         for worker in self._workers:
             late = worker.message is not None and worker.timed_out is worker.message
-            if worker.task is task and late and not self._is_ending:
+            if worker.task is task and late and self._cancels and not self._is_ending:
+                worker.timed_out = None
                 return self._timeout_error()
         return None
 

@@ -74,6 +74,11 @@ class PullOwner(Protocol):
         """Hand a message out again, which the user gave back; returns it and those that are given back with it."""
         ...
 
+    @property
+    def lying(self) -> Message | None:
+        """A message that was given back, or waits behind one, and that the program may take now; None if there is none."""
+        ...
+
     def acked_again(self, messages: Sequence[Message]) -> None:
         """Take note of the acks of messages in hand: later ones of their keys may be handed out."""
         ...

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -136,33 +138,137 @@ def test_broadcast_handler_is_tried_again_when_it_times_out():
     run(story, seed=7)
 
 
-def test_message_is_handled_when_its_handler_returns_in_spite_of_its_time_out():
-    """And a limit of the next handler of the worker is its own."""
+async def returns() -> None:
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(100_000)
+
+
+async def returns_later() -> None:
+    await returns()
+    await asyncio.sleep(1)
+
+
+async def takes_its_cancel_back() -> None:
+    await returns()
+    task = asyncio.current_task()
+    assert task is not None
+    task.uncancel()
+
+
+async def cancels_itself_and_fails() -> None:
+    await returns()
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    raise RuntimeError("the bank has gone")
+
+
+ENDS = pytest.mark.parametrize(
+    "end", [returns, returns_later, takes_its_cancel_back, cancels_itself_and_fails]
+)
+
+
+@KINDS
+@pytest.mark.parametrize("batch", [False, True], ids=["handler", "batch"])
+@ENDS
+def test_try_has_failed_when_its_handler_takes_its_time_out_in_any_way(
+    end: Callable[[], Awaitable[None]], batch: bool, strategy: str
+):
+    """And nothing of that reaches the next handler of the worker, whose limits are its own."""
 
     async def story(cluster: VirtualCluster) -> None:
         await cluster.create_subject("s", partitions=1)
-        done: list[bytes] = []
+        tries: list[int] = []
+        done: list[tuple[bytes, int]] = []
 
         async def handle(message: Message) -> None:
-            if message.value == b"stubborn":
-                try:
-                    await asyncio.sleep(100_000)
-                except asyncio.CancelledError:
-                    await asyncio.sleep(1)
-            else:
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(1):
-                        await asyncio.sleep(10)
-            done.append(message.value)
+            if message.value == b"late":
+                tries.append(message.attempt)
+                await end()
+                return
+            await asyncio.sleep(0.01)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await asyncio.sleep(10)
+            done.append((message.value, message.attempt))
+
+        async def handle_all(messages: list[Message]) -> None:
+            for message in messages:
+                await handle(message)
+
+        handlers: dict[str, Any] = (
+            {"batch_handler": handle_all, "max_records": 1} if batch else {"handler": handle}
+        )
+        async with Consumer(
+            cluster.address, subject="s", group="g", consume_strategy=strategy, concurrency=1,
+            on_failure="dead", tries_max=2, handler_timeout_ms=5_000, **handlers,
+        ):  # fmt: skip
+            await send(cluster, b"late", b"next", b"last")
+            await asyncio.sleep(60)
+        assert tries == [1, 2]
+        assert sorted(done) == [(b"last", 1), (b"next", 1)]
+        assert await set_aside(cluster) == [("HandlerTimeoutError", 2)]
+
+    run(story, seed=7)
+
+
+@ENDS
+def test_message_is_lost_once_when_its_handler_times_out_in_any_way_and_it_was_acked_before(
+    end: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture
+):
+    async def story(cluster: VirtualCluster) -> None:
+        await cluster.create_subject("s", partitions=1)
+        begun: list[bytes] = []
+
+        async def handle(message: Message) -> None:
+            begun.append(message.value)
+            if message.value == b"late":
+                await end()
 
         async with Consumer(
-            cluster.address, subject="s", group="g", handler=handle, concurrency=1,
+            cluster.address, subject="s", group="g", handler=handle, concurrency=1, ack="before",
             handler_timeout_ms=5_000,
         ):  # fmt: skip
-            await send(cluster, b"stubborn", b"next")
-            await asyncio.sleep(30)
-            assert await cluster.lag("s", "g") == 0
-        assert done == [b"stubborn", b"next"]
+            await send(cluster, b"late", b"next")
+            await asyncio.sleep(60)
+        assert begun == [b"late", b"next"]
+
+    with caplog.at_level(logging.ERROR, logger="keylane.consumer"):
+        run(story, seed=7)
+    (record,) = caplog.records
+    assert "HandlerTimeoutError" in record.getMessage()
+
+
+@pytest.mark.parametrize("ends", ["returns", "raises", "fails"])
+def test_partition_is_handed_over_when_its_handlers_took_no_notice_of_their_time_outs(ends: str):
+    async def story(cluster: VirtualCluster) -> None:
+        await cluster.create_subject("s", partitions=2)
+        begun: list[str] = []
+
+        async def hang(_message: Message) -> None:
+            begun.append("first")
+            await returns()
+            try:
+                await asyncio.sleep(100_000)
+            except asyncio.CancelledError:
+                if ends == "raises":
+                    raise
+                if ends == "fails":
+                    raise RuntimeError("the bank has gone") from None
+
+        async def handle(_message: Message) -> None:
+            begun.append("second")
+
+        settings = ConsumerSettings(handler_timeout_ms=2_000, handover_ms=3_000)
+        given: dict[str, Any] = {"subject": "s", "group": "g", "settings": settings}
+        async with Consumer(cluster.address, handler=hang, concurrency=8, **given):
+            await send(cluster, *(b"%d" % number for number in range(8)))
+            await asyncio.sleep(20)
+            assert begun == ["first"] * 8
+            async with Consumer(cluster.address, handler=handle, **given):
+                await asyncio.sleep(20)
+        assert "second" in begun
+        assert begun.count("first") == 8
 
     run(story, seed=7)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
+from keylane import Admin, Consumer, ConsumerSettings, Message, OverloadedError, Producer
 from keylane.broker.partition import acks
 from keylane.testing import VirtualCluster, run
 
@@ -23,13 +23,14 @@ def few_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acks, "ACK_RANGES_MAX", RANGES_MAX)
 
 
-async def fill(cluster: VirtualCluster) -> None:
-    """Messages of a bad key, each followed by one of another key: no two of the others are neighbours."""
+async def fill(cluster: VirtualCluster, *, keyless: bool = False) -> None:
+    """Messages of a bad key, each followed by one of another key, or of none: no two of the others are neighbours."""
     await cluster.create_subject("orders", partitions=1)
     async with Producer(cluster.address) as producer:
         for index in range(PAIRS):
             producer.send("orders", b"", key=b"bad")
-            producer.send("orders", b"", key=b"good-%d" % (index % KEYS))
+            key = b"" if keyless else b"good-%d" % (index % KEYS)
+            producer.send("orders", b"", key=key)
 
 
 class FailingHandler:
@@ -58,12 +59,12 @@ async def until_still(handled: list[tuple[bytes, int]]) -> None:
 
 
 def story_of(
-    work_of: FailingHandler, **given: Any
+    work_of: FailingHandler, *, keyless: bool = False, **given: Any
 ) -> Callable[[VirtualCluster], Awaitable[Counter[tuple[bytes, int]]]]:
     """A consumer is killed at the limit, and another one goes on; returns what both handled."""
 
     async def story(cluster: VirtualCluster) -> Counter[tuple[bytes, int]]:
-        await fill(cluster)
+        await fill(cluster, keyless=keyless)
 
         async def work() -> None:
             settings = ConsumerSettings(ack="each", ttl_ms=2_000, concurrency=4)
@@ -102,6 +103,14 @@ def test_killed_handler_repeats_one_message_of_a_key_at_most_when_acks_are_refus
     for key in {key for key, _ in handler.handled}:
         offsets = [offset for each, offset in handler.handled if each == key]
         assert list(dict.fromkeys(offsets)) == sorted(set(offsets))
+
+
+def test_killed_handler_repeats_few_messages_without_a_key_when_acks_are_refused():
+    """One of each worker: the next one without a key waits for acks that were refused."""
+    handler = FailingHandler()
+    counts = run(story_of(handler, handler=handler.one, keyless=True))
+    assert len(counts) == 2 * PAIRS
+    assert sum(count > 1 for count in counts.values()) <= 4
 
 
 async def durable_offsets(cluster: VirtualCluster) -> int:
@@ -161,5 +170,38 @@ def test_ack_by_hand_raises_when_the_lease_ends_while_it_is_refused():
             await asyncio.sleep(1)
         with pytest.raises(Exception, match="lease of this message's partition has ended"):
             await asyncio.wait_for(waiting, 60)
+
+    run(story)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_loop_goes_on_when_its_refused_ack_waits_for_a_message_that_it_gave_back(together: bool):
+    """One task takes, gives back and acks: it is told that no room can come, and its ack is made all the same."""
+
+    async def story(cluster: VirtualCluster) -> None:
+        await fill(cluster)
+        acked: list[tuple[bytes, int]] = []
+        refused: list[OverloadedError] = []
+        async with Consumer(cluster.address, subject="orders", group="g", ack="each") as consumer:
+            while len(acked) < 2 * PAIRS:
+                message = await anext(consumer)
+                if message.key == b"bad" and not refused:
+                    await message.nack()
+                    continue
+                acked.append((message.key, message.offset))
+                try:
+                    await (consumer.ack([message]) if together else message.ack())
+                except OverloadedError as error:
+                    refused.append(error)
+            async with Admin(cluster.address) as admin:
+                async with asyncio.timeout(60):
+                    while await admin.lag("orders", "g"):
+                        await asyncio.sleep(1)
+        assert all("taking messages" in error.hint for error in refused)
+        assert refused
+        assert len(set(acked)) == 2 * PAIRS
+        for key in {key for key, _ in acked}:
+            offsets = [offset for each, offset in acked if each == key]
+            assert offsets == sorted(offsets)
 
     run(story)

@@ -34,6 +34,26 @@ def test_messages_without_a_key_never_wait():
     assert lanes.finish(b"") is None
 
 
+def test_messages_without_a_key_wait_for_the_refused_acks_of_their_partition():
+    """Other keys and partitions go on; what is handed over waits no more."""
+    lanes = Lanes()
+    refused = [message(b"", 0), message(b"", 1)]
+    lanes.put([*refused, message(b"", 2), message(b"a", 3), message(b"", 9, 2), message(b"", 4)])
+    assert [lanes.take(), lanes.take()] == refused
+    for each in refused:
+        lanes.hold_for_ack(each)
+    assert [lanes.take().offset, lanes.take().offset, lanes.take()] == [3, 9, None]
+    assert len(lanes) == 2
+    lanes.release(refused[0])
+    assert lanes.take() is None
+    lanes.release(refused[1])
+    assert [lanes.take().offset, lanes.take().offset] == [2, 4]
+    lanes.hold_for_ack(message(b"", 2))
+    lanes.put([message(b"", 5)])
+    assert lanes.take() is None
+    assert [each.offset for each in lanes.drop(1, lambda each: each.partition_id == 1)] == [5]
+
+
 def test_drop_leaves_other_partitions():
     """Waiting messages of a partition that is handed over are forgotten, in the queue and in the lanes."""
     lanes = Lanes()
