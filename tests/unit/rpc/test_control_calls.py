@@ -32,6 +32,7 @@ from keylane.protocol.errors import (
     FlushFailedError,
     ForeignServerError,
     InternalError,
+    InvalidNameError,
     InvalidRequestError,
     MessageTooLargeError,
     NotSentError,
@@ -195,7 +196,7 @@ async def test_fault_of_a_handler_is_an_internal_error(client, meta, caplog):
         ("POST", "/v1/subjects", bytes(CONTROL_BYTES_MAX + 1), 413),
         ("GET", "/v1/nothing", None, 404),
         ("DELETE", "/v1/health", None, 405),
-        ("GET", "/v1/subjects/%00", None, 404),
+        ("GET", "/v1/subjects/%00", None, 400),
     ],
     ids=["none", "cut", "list", "limit", "utf8", "nested", "oversize", "path", "method", "NUL"],
 )
@@ -215,7 +216,7 @@ async def test_bad_input_is_a_typed_answer(
             assert type(error) is MessageTooLargeError
             assert error.details == {"limit_bytes": CONTROL_BYTES_MAX}
         else:
-            assert type(error) in {InvalidRequestError, SubjectUnknownError}
+            assert type(error) in {InvalidNameError, InvalidRequestError, SubjectUnknownError}
     assert not caplog.records
     assert (await client.health()).ready
 
