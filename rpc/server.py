@@ -223,7 +223,7 @@ async def _read_body(request: web.Request, body_s: float) -> bytes:
             f"{request.method} {request.path[:200]!r}: the body was not there in {body_s:g} s",
             limit_ms=int(body_s * 1000),
         ) from None
-    except web.RequestPayloadError as error:
+    except (web.RequestPayloadError, OSError) as error:  # of the socket: its client has gone
         raise InvalidRequestError(
             f"{request.method} {request.path[:200]!r}: the body cannot be read: {error}"
         ) from None
