@@ -24,7 +24,7 @@ audit_log = logging.getLogger("keylane.audit")
 FIELDS = "fields"
 """The attribute of a record that has more fields of its line; in text they follow the message, as JSON."""
 audit_log.setLevel(logging.INFO)  # it is written also where a server logs warnings only
-_SELDOM = frozenset({Rights.ADMINISTER})
+_SELDOM = frozenset({Rights.ADMINISTER, Rights.JOIN})
 
 
 def is_audited(endpoint: Endpoint[object]) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from keylane.protocol.control import AcceptFolder
+from keylane.protocol.endpoints import CREATE_GROUP, DELETE_GROUP, JOIN
 from keylane.protocol.http.audit import TEXT_CHARS_MAX, NoteAudit
 from keylane.protocol.http.bodies import check_no_nul, encode_json
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.progress import ResetGroup, ResetTo
-from keylane.rpc.access.audit import note
+from keylane.rpc.access.audit import is_audited, note
 from keylane.rpc.access.audit_detail import detail_of
 from keylane.rpc.access.caller import AccessTarget
 
@@ -47,3 +48,10 @@ def test_event_has_no_character_that_a_database_refuses_when_a_refused_name_had_
     assert event.who == r"jwt:a\x00b"
     assert event.group == r"\ud800\n"
     assert len(event.subject) == TEXT_CHARS_MAX
+
+
+def test_audit_has_groups_when_they_are_made_and_deleted() -> None:
+    """Members that join, which is no change, come too often."""
+    assert is_audited(CREATE_GROUP)
+    assert is_audited(DELETE_GROUP)
+    assert not is_audited(JOIN)
