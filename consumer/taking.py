@@ -14,7 +14,7 @@ from ..protocol.settings import range_problems, refuse_call
 from ..rpc.home import Home
 from .handling.arrow_batch import ArrowBatch, check_arrow
 from .handling.stream import NEXTS, Stream
-from .handling.taken import ack_all, count_try, listed, nack_all
+from .handling.taken import ack_all, check_handed_out, count_try, listed, nack_all
 from .handling.workers import Workers
 from .settings import RECORDS_MAX, ConsumerSettings, FailurePolicy
 
@@ -63,7 +63,7 @@ class Taking(Generic[V]):
         except StopAsyncIteration:
             raise ClosedError("the consumer was closed") from None
 
-    async def ack(self, messages: Iterable[Message[V]]) -> None:
+    def ack(self, messages: Iterable[Message[V]]) -> Coroutine[Any, Any, None]:
         """
         Ack messages that `getmany` or the iteration gave, as `message.ack` does for one.
 
@@ -73,10 +73,17 @@ class Taking(Generic[V]):
             ClosedError: no consumer handed a message out.
         """
         acked = listed(messages)
-        if not (isinstance(self._dispatch, Stream) and self._dispatch.ack_hand(acked)):
-            await ack_all(acked, self._home)
+        if not isinstance(self._dispatch, Stream):
+            check_handed_out(acked, self._home)
+        return self._ack(acked)
 
-    async def nack(self, messages: Iterable[Message[V]], *, after_s: float = 0) -> None:
+    async def _ack(self, messages: list[Message[Any]]) -> None:
+        if not (isinstance(self._dispatch, Stream) and self._dispatch.ack_hand(messages)):
+            await ack_all(messages, self._home)
+
+    def nack(
+        self, messages: Iterable[Message[V]], *, after_s: float = 0
+    ) -> Coroutine[Any, Any, None]:
         """
         Give messages back, as `message.nack` does for one; those that are acked stay so.
 
@@ -88,7 +95,10 @@ class Taking(Generic[V]):
             LeaseLostError: other consumers have some of the messages now; the others are given back.
             ClosedError: no consumer handed a message out.
         """
-        await nack_all(listed(messages), self._home, after_s)
+        given_back = listed(messages)
+        if not isinstance(self._dispatch, Stream):
+            check_handed_out(given_back, self._home)
+        return nack_all(given_back, self._home, after_s)
 
     def batches(self) -> AsyncIterator[ArrowBatch]:
         """

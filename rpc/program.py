@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import errno
 import json
 import logging
 import os
@@ -25,6 +26,8 @@ from .operating.log_lines import log_to
 log = logging.getLogger("keylane.rpc")
 
 _CLOSED = re.compile(r"unable to perform operation on <.*closed=True.*>; the handler is closed")
+_NO_WAY = {errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN, errno.ENETRESET}
+"""What a connection meets whose network or other host has gone; Python has no class of its own for them."""
 OPEN_FILES = 65_536
 FILES_NEEDED = 128
 """An idle server has some 20 files open; half of the others are for connections, the rest for its data."""
@@ -106,6 +109,8 @@ def is_of_a_gone_peer(context: Mapping[str, Any]) -> bool:
     if "transport" not in context and "protocol" not in context:
         return False
     if isinstance(error, ConnectionError | TimeoutError | ssl.SSLError):
+        return True
+    if isinstance(error, OSError) and error.errno in _NO_WAY:
         return True
     # uvloop says so where TLS writes its last words to a connection that was aborted.
     return isinstance(error, RuntimeError) and _CLOSED.fullmatch(str(error)) is not None

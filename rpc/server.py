@@ -67,7 +67,7 @@ from ..protocol.errors import (
     TokenIdUnknownError,
     UnauthenticatedError,
 )
-from ..protocol.http.bodies import check_no_nul, encode_json
+from ..protocol.http.bodies import NAMES, check_no_nul, encode_json
 from ..protocol.http.endpoint import Endpoint, Rights
 from ..protocol.http.openapi import openapi_document
 from ..protocol.ids import MAX_I64
@@ -151,12 +151,15 @@ class ControlRoute:
     endpoint: Endpoint[Any]
     handler: Callable[[Any, Params], Awaitable[object]]
     to_database: bool = False
-    """Its texts reach a database, so U+0000 is refused in all of them."""
+    """Its texts reach a database, so U+0000 is refused in all of them; in names it is refused everywhere."""
 
     def check(self, body: bytes, params: Params) -> None:
-        """Check the texts of a call.  Raises InvalidRequestError."""
+        """Check the texts of a call.  Raises InvalidNameError, InvalidRequestError."""
+        call = f"{self.endpoint.method} {self.endpoint.path}"
         if self.to_database:
-            check_no_nul(f"{self.endpoint.method} {self.endpoint.path}", body, params)
+            check_no_nul(call, body, params)
+        else:
+            check_no_nul(call, b"", {name: params[name] for name in NAMES & params.keys()})
 
 
 class Reply(NamedTuple):
@@ -220,7 +223,7 @@ async def _read_body(request: web.Request, body_s: float) -> bytes:
             f"{request.method} {request.path[:200]!r}: the body was not there in {body_s:g} s",
             limit_ms=int(body_s * 1000),
         ) from None
-    except web.RequestPayloadError as error:
+    except (web.RequestPayloadError, OSError) as error:  # of the socket: its client has gone
         raise InvalidRequestError(
             f"{request.method} {request.path[:200]!r}: the body cannot be read: {error}"
         ) from None

@@ -152,16 +152,19 @@ def _loss(subject: str, loss: LossView, *, planned: bool) -> str:
     what = "would be given up" if planned else "is lost"
     end = "its end is not known" if loss.end_offset is None else f"ends at {loss.end_offset}"
     left = {each.group: each.messages_max for each in loss.losses}
-    who = [f"{group} ({_most(left.get(group))})" for group in loss.unread_by]
+    who = [f"{group} ({most_lost(left.get(group))})" for group in loss.unread_by]
     unread = f"; not read to its end by {', '.join(who)}" if who else ""
     return f"partition {loss.partition_id} of {subject} {what}: {end}{unread}"
 
 
-def _most(messages_max: int | None) -> str:
-    """What a group loses at most, in words."""
-    if messages_max is None:
+def most_lost(*numbers: int | None) -> str:
+    """What a group loses at most with partitions, in words; None: of one it is not known."""
+    known = [number for number in numbers if number is not None]
+    unknown = len(numbers) - len(known)
+    if not known:
         return "an unknown number of messages"
-    return f"at most {counted(messages_max, 'message')}"
+    also = f", and an unknown number on {counted(unknown, 'partition')}" if unknown else ""
+    return f"at most {counted(sum(known), 'message')}{also}"
 
 
 def _show_group_losses(views: list[OperationView], *, errors: bool = False) -> None:
@@ -172,10 +175,7 @@ def _show_group_losses(views: list[OperationView], *, errors: bool = False) -> N
             for each in loss.losses:
                 left.setdefault((view.subject, each.group), []).append(each.messages_max)
     for (subject, group), numbers in sorted(left.items()):
-        known = [number for number in numbers if number is not None]
-        unknown = len(numbers) - len(known)
-        also = f", and an unknown number on {counted(unknown, 'partition')}" if unknown else ""
-        show_line(f"{group} of {subject} would lose {_most(sum(known))}{also}", errors=errors)
+        show_line(f"{group} of {subject} would lose {most_lost(*numbers)}", errors=errors)
 
 
 def _show_children(view: OperationView, what: str) -> None:

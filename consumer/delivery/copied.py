@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,11 +42,11 @@ class CopiedDelivery:
         )
         return error
 
-    async def ack(self, message: Message) -> None:
+    def ack(self, message: Message) -> Coroutine[Any, Any, None]:
         """Refuse: raises ClosedError."""
         raise self.refusal(message)
 
-    async def nack(self, message: Message, after_s: float) -> None:
+    def nack(self, message: Message, after_s: float) -> Coroutine[Any, Any, None]:
         """Refuse: raises ClosedError."""
         raise self.refusal(message)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from operator import attrgetter
 from typing import Any, Self
 
@@ -94,12 +94,28 @@ class UserAcks(ABC):
         self._spread()
         return message.offset in self._taken
 
-    async def ack(self, message: Message) -> None:
+    def ack(self, message: Message) -> Coroutine[Any, Any, None]:
         """
         Take the user's ack; a second ack only waits, if it has to, until the first is durable.
 
         Raises:
-            InvalidRequestError: the message was given back, or a handler has it.
+            InvalidRequestError: a handler has the message.  It is raised before the wait: a handler that is no coroutine
+                cannot await, and its ack would be left out in silence.
+        """
+        check_by_hand(message)
+        return self._take_ack(message)
+
+    def nack(self, message: Message, after_s: float) -> Coroutine[Any, Any, None]:
+        """Hand a message out again that the user has.  Raises InvalidRequestError, as `ack` does."""
+        check_by_hand(message)
+        return self._take_back(message, after_s)
+
+    async def _take_ack(self, message: Message) -> None:
+        """
+        Take the ack of a message that no handler has.
+
+        Raises:
+            InvalidRequestError: the message was given back.
             LeaseLostError: it is delivered to another consumer.
         """
         client, offset = self.client, message.offset
@@ -118,7 +134,6 @@ class UserAcks(ABC):
                 client.owner.acked_again((message,))
                 return
         else:
-            check_by_hand(message)
             self.check_not_given_back((message,))
         if client.acks_each:
             await self.acked_each([message])
@@ -188,13 +203,12 @@ class UserAcks(ABC):
                     "ack it when it comes again"
                 )
 
-    async def nack(self, message: Message, after_s: float) -> None:
-        """Hand a message out again that the user has.  Raises InvalidRequestError, LeaseLostError, ConfigError."""
+    async def _take_back(self, message: Message, after_s: float) -> None:
+        """Hand a message out again that no handler has.  Raises InvalidRequestError, LeaseLostError, ConfigError."""
         client = self.client
         client.check_takes_acks(message.offset)
         self._spread()
         if message.offset not in self._taken:
-            check_by_hand(message)
             raise InvalidRequestError(
                 f"message {message.offset} of partition {message.partition_id} is acked or given back already"
             )

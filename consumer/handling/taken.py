@@ -172,7 +172,7 @@ async def ack_all(messages: list[Message[Any]], home: Home) -> None:
         InvalidRequestError: a message is another consumer's, or was given back; nothing is acked.
         LeaseLostError: some are delivered to another consumer; the others are acked.
     """
-    _check(messages, home)
+    check_handed_out(messages, home)
     runs = [(delivery, list(run)) for delivery, run in groupby(messages, _delivery)]
     for delivery, run in runs:
         delivery.check_not_given_back(run)
@@ -201,7 +201,7 @@ async def nack_all(messages: list[Message[Any]], home: Home, after_s: float) -> 
         InvalidRequestError: a message is another consumer's, or `after_s` is no such number; nothing is given back.
         LeaseLostError: some are delivered to another consumer; the others are given back.
     """
-    _check(messages, home)
+    check_handed_out(messages, home)
     lost: LeaseLostError | None = None
     for message in sorted(messages, key=lambda each: each.offset):
         try:
@@ -227,7 +227,8 @@ def listed(messages: Iterable[Message[Any]]) -> list[Message[Any]]:
         ) from None
 
 
-def _check(messages: Iterable[Message[Any]], home: Home) -> None:
+def check_handed_out(messages: Iterable[Message[Any]], home: Home) -> None:
+    """Raises InvalidRequestError, ClosedError: another consumer or none handed a message out, or a handler has it."""
     checked: object = None
     for message in messages:
         if not isinstance(message, Message):

@@ -124,13 +124,13 @@ class HandOut(ClientDelivery):
                 self._lapsed.add(offset)
                 client.owner.passed_over(message)
 
-    async def ack(self, message: Message) -> None:
-        """Take the user's ack, also a late one."""
+    async def _take_ack(self, message: Message) -> None:
+        """As UserAcks says; also a late one."""
         if message.offset in self._lapsed:
             self.client.check_takes_acks(message.offset)
             self._ack_late([message])
             return
-        await super().ack(message)
+        await super()._take_ack(message)
 
     def take_acks(self, messages: list[Message]) -> bool:
         """Take acks of messages that were not given back, also late ones."""
@@ -143,10 +143,10 @@ class HandOut(ClientDelivery):
             self.client.done_elsewhere(message.offset)
         return bool(messages)
 
-    async def nack(self, message: Message, after_s: float) -> None:
-        """Hand a message out again that the user has; one that it had for too long is handed out again already."""
+    async def _take_back(self, message: Message, after_s: float) -> None:
+        """As UserAcks says; one that the user had for too long is handed out again already."""
         if message.offset not in self._lapsed:
-            await super().nack(message, after_s)
+            await super()._take_back(message, after_s)
 
 
 class SharedClient(PullClient):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,13 +30,13 @@ class ReadFrom:
         """As Delivery says: nothing of it changes."""
         return False
 
-    async def ack(self, message: Message) -> None:
+    def ack(self, message: Message) -> Coroutine[Any, Any, None]:
         """Refuse: raises ClosedError."""
         raise not_handed_out(f"message {message.offset}")
 
-    async def nack(self, message: Message, after_s: float) -> None:
+    def nack(self, message: Message, after_s: float) -> Coroutine[Any, Any, None]:
         """Refuse: raises ClosedError."""
-        await self.ack(message)
+        return self.ack(message)
 
 
 def read_messages(

@@ -118,7 +118,7 @@ def _secrets(value: Any) -> Iterator[Any]:
         if hasattr(each, "get_secret_value"):
             yield each
         elif isinstance(each, dict):
-            left.extend(each.values())
+            left += [*each, *each.values()]
         elif isinstance(each, list | tuple | set | frozenset):
             left.extend(each)
         elif hasattr(each, "model_dump_json"):

@@ -17,13 +17,14 @@ from datetime import UTC, datetime
 from ...protocol.errors import KeylaneError
 from ...protocol.http.audit import TEXT_CHARS_MAX, AuditEvent
 from ...protocol.http.endpoint import Endpoint, Rights
+from ...protocol.text import printable
 from .caller import AccessTarget
 
 audit_log = logging.getLogger("keylane.audit")
 FIELDS = "fields"
 """The attribute of a record that has more fields of its line; in text they follow the message, as JSON."""
 audit_log.setLevel(logging.INFO)  # it is written also where a server logs warnings only
-_SELDOM = frozenset({Rights.ADMINISTER})
+_SELDOM = frozenset({Rights.ADMINISTER, Rights.JOIN})
 
 
 def is_audited(endpoint: Endpoint[object]) -> bool:
@@ -53,28 +54,34 @@ def note(
         detail: a number or a name more, such as a partition.
     """
     at = datetime.fromtimestamp(at_ms / 1000, UTC)
+    event = AuditEvent(
+        at_ms=max(0, at_ms),
+        who=_shown(who),
+        remote=_shown(remote),
+        did=_shown(did),
+        subject=_shown(target.subject),
+        group=_shown(target.group),
+        outcome="done" if error is None else "refused",
+        code=0 if error is None else error.code,
+        detail=_shown(detail),
+    )
     line: dict[str, object] = {
         "at": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "who": who[:TEXT_CHARS_MAX],
-        "from": remote,
-        "did": did,
-        "subject": target.subject[:TEXT_CHARS_MAX],
-        "group": target.group[:TEXT_CHARS_MAX],
-        "outcome": "done" if error is None else "refused",
+        "who": event.who,
+        "from": event.remote,
+        "did": event.did,
+        "subject": event.subject,
+        "group": event.group,
+        "outcome": event.outcome,
     }
     if detail:
-        line["detail"] = detail[:TEXT_CHARS_MAX]
+        line["detail"] = event.detail
     if error is not None:
         line |= {"error": type(error).__name__, "code": error.code}
-    audit_log.info("%s: %s: %s", line["who"] or "?", did, line["outcome"], extra={FIELDS: line})
-    return AuditEvent(
-        at_ms=max(0, at_ms),
-        who=who[:TEXT_CHARS_MAX],
-        remote=remote[:TEXT_CHARS_MAX],
-        did=did[:TEXT_CHARS_MAX],
-        subject=target.subject[:TEXT_CHARS_MAX],
-        group=target.group[:TEXT_CHARS_MAX],
-        outcome=str(line["outcome"]),
-        code=0 if error is None else error.code,
-        detail=detail[:TEXT_CHARS_MAX],
-    )
+    audit_log.info("%s: %s: %s", event.who or "?", event.did, event.outcome, extra={FIELDS: line})
+    return event
+
+
+def _shown(text: str) -> str:
+    """What a line and SQL have of a text: a refused caller's may have U+0000, which no database takes."""
+    return printable(text[:TEXT_CHARS_MAX])[:TEXT_CHARS_MAX]

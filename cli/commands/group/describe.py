@@ -16,6 +16,7 @@ from ...connection import open_admin
 from ...failing import failing_lines
 from ...options import WAIT_S, OutputFormat
 from ...screen import make_table, show_json, show_left_out, show_line, show_table
+from ..operations import most_lost
 from .settings import settings_lines
 
 if TYPE_CHECKING:
@@ -83,21 +84,15 @@ def _show_given_up(described: GroupDescription, *, all_partitions: bool) -> None
     lost = described.given_up
     if not lost:
         return
-    known = sum(each.messages_max or 0 for each in lost)
-    unknown = sum(each.messages_max is None for each in lost)
-    also = f", and an unknown number on {counted(unknown, 'partition')}" if unknown else ""
+    in_all = most_lost(*(each.messages_max for each in lost))
     show_line(
         f"an operator accepted the loss of {counted(len(lost), 'partition')} that the group had not "
-        f"read to the end: at most {counted(known, 'message')}{also}"
-        + ("" if all_partitions else "; --all shows each")
+        f"read to the end: {in_all}" + ("" if all_partitions else "; --all shows each")
     )
     for each in lost if all_partitions else ():
-        most = "an unknown number of messages"
-        if each.messages_max is not None:
-            most = f"at most {counted(each.messages_max, 'message')}"
         show_line(
             f"partition {each.partition_id} ({each.name}) was lost with broker group "
-            f"{each.broker_group}: {most} unread"
+            f"{each.broker_group}: {most_lost(each.messages_max)} unread"
         )
 
 

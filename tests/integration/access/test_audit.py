@@ -19,7 +19,7 @@ from keylane.protocol.access.tokens import make_token, token_hash
 from keylane.protocol.errors import AccessDeniedError
 from keylane.protocol.http.audit import AuditRow
 from keylane.rpc.operating.reloading import Reloading
-from support.access.guarded import GuardedCluster, figures_of, refusal_of
+from support.access.guarded import GuardedCluster, capabilities, figures_of, refusal_of
 from support.server_process import run_keylane
 
 SECRET = "the-value-that-is-written-nowhere"
@@ -85,6 +85,18 @@ async def test_refusals_of_servers_are_listed_and_repeats_are_counted(guarded: G
             await asyncio.sleep(0.1)
     assert len(unknown) < 50
     assert "keylane_audit_lost_total 0" in await figures_of(broker)
+
+
+async def test_refusals_are_listed_when_one_before_them_named_a_subject_with_a_nul(
+    guarded: GuardedCluster,
+) -> None:
+    broker = guarded.brokers[0].address
+    token = await guarded.principal("curious", "read", subject="other.*")
+    bearer = (await capabilities(guarded.meta, token))["bearer"]
+    for name in ("a%00b", "a%01b", "after"):
+        await refusal_of(broker, f"/v1/subjects/{name}/messages", token=bearer)
+    rows = await until_noted(guarded, 2, outcome="refused", who="curious")
+    assert sorted(row.event.subject for row in rows)[-2:] == [r"a\x01b", "after"]
 
 
 async def test_only_administrators_see_the_audit_log_and_only_servers_add_to_it(

@@ -52,3 +52,38 @@ def test_call_by_hand_is_refused_when_a_handler_has_the_message(
     (error,) = refused
     assert "was given to a handler, whose return acks it" in error.message
     assert "keylane.Retry" in error.hint
+
+
+@pytest.mark.parametrize("strategy", ["exclusive", "shared"])
+@pytest.mark.parametrize("call", ["ack", "nack", "consumer.ack", "consumer.nack"])
+def test_call_by_hand_is_refused_when_the_handler_does_not_wait_for_it(call: str, strategy: str):
+    """As in a handler that is no coroutine, which cannot wait."""
+    refused: list[InvalidRequestError] = []
+
+    async def story(cluster: VirtualCluster) -> None:
+        await cluster.create_subject("orders", partitions=1)
+        calls: dict[str, Any] = {
+            "ack": lambda message: message.ack(),
+            "nack": lambda message: message.nack(),
+            "consumer.ack": lambda message: consumer.ack([message]),
+            "consumer.nack": lambda message: consumer.nack([message]),
+        }
+
+        def handle(message: Message) -> None:
+            try:
+                calls[call](message)
+            except InvalidRequestError as error:
+                refused.append(error)
+
+        consumer = Consumer(
+            cluster.address, subject="orders", group="g", consume_strategy=strategy, handler=handle
+        )
+        async with Producer(cluster.address) as producer, consumer:
+            await producer.send("orders", b"", key=b"k")
+            async with Admin(cluster.address) as admin:
+                while not refused or await admin.lag("orders", "g"):
+                    await asyncio.sleep(1)
+
+    run(story)
+    (error,) = refused
+    assert "was given to a handler, whose return acks it" in error.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 
@@ -32,6 +33,7 @@ from keylane.protocol.errors import (
     FlushFailedError,
     ForeignServerError,
     InternalError,
+    InvalidNameError,
     InvalidRequestError,
     MessageTooLargeError,
     NotSentError,
@@ -47,7 +49,7 @@ from keylane.protocol.limits import CONTROL_BYTES_MAX
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.environment import Environment
 from keylane.rpc.http_network import HttpNetwork
-from keylane.rpc.server import ControlRoute, status_of
+from keylane.rpc.server import ControlRoute, Server, status_of
 
 
 class SmallMetaserver:
@@ -195,7 +197,7 @@ async def test_fault_of_a_handler_is_an_internal_error(client, meta, caplog):
         ("POST", "/v1/subjects", bytes(CONTROL_BYTES_MAX + 1), 413),
         ("GET", "/v1/nothing", None, 404),
         ("DELETE", "/v1/health", None, 405),
-        ("GET", "/v1/subjects/%00", None, 404),
+        ("GET", "/v1/subjects/%00", None, 400),
     ],
     ids=["none", "cut", "list", "limit", "utf8", "nested", "oversize", "path", "method", "NUL"],
 )
@@ -215,9 +217,32 @@ async def test_bad_input_is_a_typed_answer(
             assert type(error) is MessageTooLargeError
             assert error.details == {"limit_bytes": CONTROL_BYTES_MAX}
         else:
-            assert type(error) in {InvalidRequestError, SubjectUnknownError}
+            assert type(error) in {InvalidNameError, InvalidRequestError, SubjectUnknownError}
     assert not caplog.records
     assert (await client.health()).ready
+
+
+@pytest.mark.parametrize("by_reset", [True, False], ids=["reset", "closed"])
+async def test_client_that_goes_away_in_its_body_is_no_traceback(
+    client: MetaClient, server: Server, caplog: pytest.LogCaptureFixture, by_reset: bool
+) -> None:
+    host, _, port = server.address.rpartition(":")
+    for _ in range(5):
+        _, writer = await asyncio.open_connection(host, int(port))
+        head = (
+            f"POST /v1/subjects HTTP/1.1\r\nHost: {server.address}\r\nContent-Length: 99\r\n\r\n{{"
+        )
+        writer.write(head.encode())
+        await writer.drain()
+        await asyncio.sleep(0.02)
+        if by_reset:
+            given = writer.get_extra_info("socket")
+            given.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+        writer.close()
+    await asyncio.sleep(0.1)
+    assert (await client.health()).ready
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_body_over_the_limit_is_a_typed_error_for_the_caller(client, meta):

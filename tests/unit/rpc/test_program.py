@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -169,6 +170,7 @@ def test_connection_that_its_other_end_left_is_no_traceback(capfd):
             closed.value,
             ConnectionResetError(104, "reset"),
             ssl.SSLError(1, "shut down"),
+            OSError(errno.EHOSTUNREACH, "no route"),
         ):
             loop.call_exception_handler({**told, "exception": error})
         loop.call_exception_handler({**told, "exception": ZeroDivisionError("a bug")})
@@ -177,5 +179,5 @@ def test_connection_that_its_other_end_left_is_no_traceback(capfd):
 
     assert run_program(main, log_level="DEBUG") == 0
     lines = capfd.readouterr().err.splitlines()
-    assert sum("DEBUG keylane.rpc a connection has ended" in line for line in lines) == 3
+    assert sum("DEBUG keylane.rpc a connection has ended" in line for line in lines) == 4
     assert sum(" ERROR " in line for line in lines) == 2

@@ -48,6 +48,7 @@ class Refund(Order):
 class Secret(pydantic.BaseModel):
     token: pydantic.SecretStr
     nested: list[dict[str, pydantic.SecretBytes]] = []
+    named: dict[pydantic.SecretStr, int] = {}
 
 
 class Shown(pydantic.BaseModel):
@@ -164,6 +165,7 @@ def test_codec_error_is_raised_when_a_value_has_no_bytes(codec: Codec[Any], valu
     [
         (PydanticCodec(Secret), Secret(token="s3cret"), "stored as asterisks"),
         (PydanticCodec(Secret), Secret(token="", nested=[{"a": b"s3cret"}]), "stored as asterisks"),
+        (PydanticCodec(Secret), Secret(token="", named={"s3cret": 1}), "stored as asterisks"),
         (PydanticCodec(Excluded), Excluded(needed=1), "needed: Field required"),
         (PydanticCodec(TwoNames), TwoNames(**{"in": 1}), "in: Field required"),
         (PydanticCodec(Cents), Cents(amount=150), "amount: Input should be a valid integer"),

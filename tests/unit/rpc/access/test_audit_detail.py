@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from keylane.protocol.control import AcceptFolder
+from keylane.protocol.endpoints import CREATE_GROUP, DELETE_GROUP, JOIN
+from keylane.protocol.http.audit import TEXT_CHARS_MAX, NoteAudit
+from keylane.protocol.http.bodies import check_no_nul, encode_json
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.progress import ResetGroup, ResetTo
+from keylane.rpc.access.audit import is_audited, note
 from keylane.rpc.access.audit_detail import detail_of
+from keylane.rpc.access.caller import AccessTarget
 
 
 def test_detail_says_that_a_loss_is_accepted_and_what_is_a_dry_run():
@@ -28,3 +33,25 @@ def test_detail_says_dry_run_of_every_call_that_has_one():
     assert detail_of(ResetGroup(to=ResetTo.EARLIEST), {}) == "reset to earliest"
     assert detail_of(AcceptFolder(dry_run=True), {}) == "dry run"
     assert detail_of(AcceptFolder(), {}) == ""
+
+
+def test_event_has_no_character_that_a_database_refuses_when_a_refused_name_had_one() -> None:
+    event = note(
+        at_ms=1,
+        who="jwt:a\0b",
+        remote="10.0.0.7",
+        did="GET /v1/subjects/{subject}/messages",
+        target=AccessTarget("x\0" * 150, "\ud800\n"),
+        detail="key\0",
+    )
+    check_no_nul("POST /v1/access/audit", encode_json(NoteAudit(events=[event])), {})
+    assert event.who == r"jwt:a\x00b"
+    assert event.group == r"\ud800\n"
+    assert len(event.subject) == TEXT_CHARS_MAX
+
+
+def test_audit_has_groups_when_they_are_made_and_deleted() -> None:
+    """Members that join, which is no change, come too often."""
+    assert is_audited(CREATE_GROUP)
+    assert is_audited(DELETE_GROUP)
+    assert not is_audited(JOIN)
