@@ -508,9 +508,9 @@ class Consumer(Owned, Taking[V], Resident):
                 await self._run(stop.event)
                 return
             if self._calls.one is None:
-                raise HandlerTypeError(
-                    "run() of a consumer without a handler: give it handler=, or iterate over it inside `async with`"
-                )
+                without = HandlerTypeError("run() needs a handler, and this consumer has none")
+                without.hint = "Give it handler=, or iterate over it inside its `async with` block."
+                raise without
             if await self._open_unless(stop.event):
                 try:
                     await self._run(stop.event)
