@@ -546,7 +546,7 @@ class Consumer(Owned, Taking[V], Resident):
             race.start(stop.wait(), name="wait for a signal")
             await race.first()
             if not ended.done():
-                log.info("%s hands over", self._log_name)
+                log.info("%s hands its partitions over", self._log_name)
                 if isinstance(self._dispatch, Stream):
                     await self._dispatch.finish()
                 await self.close()
