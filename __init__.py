@@ -17,18 +17,39 @@ _STUB = (get_data(__name__, "__init__.pyi") or b"").decode()
 _HOMES = {name: home for home, name in _LINE.findall(_STUB)}
 """The module that each exported name comes from; a module of keylane itself comes from "."."""
 
+_FURTHER_HOMES = ("admin", "consumer", "producer", "errors")
+"""Modules with public names that `keylane` itself does not export."""
+
 __all__ = [name for name, home in _HOMES.items() if home != "."]
 
 
 def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
+        _refuse_further(name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if home == ".":
         return import_module(f".{name}", __name__)
     value = getattr(import_module(home, __name__), name)
     globals()[name] = value
     return value
+
+
+def _refuse_further(name: str) -> None:
+    """
+    Raises ImportError: a public module of keylane has `name`; its text says which.
+
+    An AttributeError would lose its text in `from keylane import name`.  Modules are in lower case,
+    and are not searched for: to import one stays cheap.
+    """
+    if not name[:1].isupper():
+        return
+    for home in _FURTHER_HOMES:
+        if hasattr(import_module(f".{home}", __name__), name):
+            raise ImportError(
+                f"keylane does not export {name}: write from keylane.{home} import {name}",
+                name=name,
+            )
 
 
 def __dir__() -> list[str]:

@@ -508,9 +508,9 @@ class Consumer(Owned, Taking[V], Resident):
                 await self._run(stop.event)
                 return
             if self._calls.one is None:
-                raise HandlerTypeError(
-                    "run() of a consumer without a handler: give it handler=, or iterate over it inside `async with`"
-                )
+                without = HandlerTypeError("run() needs a handler, and this consumer has none")
+                without.hint = "Give it handler=, or iterate over it inside its `async with` block."
+                raise without
             if await self._open_unless(stop.event):
                 try:
                     await self._run(stop.event)
@@ -546,7 +546,7 @@ class Consumer(Owned, Taking[V], Resident):
             race.start(stop.wait(), name="wait for a signal")
             await race.first()
             if not ended.done():
-                log.info("%s hands over", self._log_name)
+                log.info("%s hands its partitions over", self._log_name)
                 if isinstance(self._dispatch, Stream):
                     await self._dispatch.finish()
                 await self.close()

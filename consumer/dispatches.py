@@ -54,7 +54,9 @@ class Calls:
                 "ack='before' is for handlers; a loop acks first itself: ack='each', and await message.ack() before the work"
             )
         if self.handler is not None and self.batch_handler is not None:
-            raise HandlerTypeError("a consumer has a handler or a batch_handler, not both")
+            two = HandlerTypeError("a consumer has a handler or a batch_handler, not both")
+            two.hint = "Give one of them, or a group of its own to a second consumer."
+            raise two
         if self.handler is not None:
             check_handler(self.handler)
         if self.batch_handler is not None:

@@ -19,10 +19,10 @@ def partition_name(subject: str, partition_id: int, group: str) -> str:
 
 
 def message_name(message: Message[Any]) -> str:
-    """The message, as "orders partition 3 offset 17 in group billing, key digest 0a1b…"; keys are never logged."""
+    """The message, as "orders partition 3 offset 17 in group billing (key digest 0a1b…)"; keys are never logged."""
     where = f"{message.subject} partition {message.partition_id} offset {message.offset}"
     group = _in_group(getattr(message.delivery, "group", ""))
-    return f"{where}{group}, {key_digest(message.key)}"
+    return f"{where}{group} ({key_digest(message.key)})"
 
 
 def _in_group(group: str) -> str:

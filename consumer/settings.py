@@ -178,8 +178,8 @@ class ConsumerSettings:
             try:
                 object.__setattr__(self, name, kind(str(values[name])))
             except ValueError:
-                names = " or ".join(kind)
-                problems.append(f"{name} must be {names}, not {values[name]!r:.40}")
+                names = ", ".join(kind)
+                problems.append(f"{name} must be one of {names}, not {values[name]!r:.40}")
         problems += _instance_problems(self.instance, self.consume_strategy)
         if self.ack is AckMode.BEFORE and self.failure_policy is not FailurePolicy.BLOCK:
             problems.append(
@@ -257,5 +257,8 @@ OTHER_WORDS = {
     "on_message": "give handler=",
     "auto_offset_reset": "give start=",
     "value_deserializer": "give codec=",
+    "auto_ack": "give ack=",
+    "enable_auto_commit": "give ack=",
+    "max_retries": "give tries_max= with on_failure='park' or 'dead'",
 }
 """Names that arguments of consumers have elsewhere, and those to give here."""

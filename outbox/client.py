@@ -256,7 +256,7 @@ class Outbox(Resident, Generic[V]):
         """
         if not isinstance(target, AsyncSession | AsyncConnection):
             raise InvalidRequestError(
-                f"add takes an AsyncSession or an AsyncConnection, not a {type(target).__name__}; "
+                f"add takes an AsyncSession or an AsyncConnection, not {type(target).__name__}; "
                 "add_sync takes a Session or a Connection"
             )
         return target.run_sync(self._add, self._row(subject, value, key, properties, tags))
@@ -274,7 +274,7 @@ class Outbox(Resident, Generic[V]):
         """As `add`, for a Session or a Connection, in any thread."""
         if not isinstance(target, Session | Connection):
             raise InvalidRequestError(
-                f"add_sync takes a Session or a Connection, not a {type(target).__name__}"
+                f"add_sync takes a Session or a Connection, not {type(target).__name__}"
             )
         return self._add(target, self._row(subject, value, key, properties, tags))
 

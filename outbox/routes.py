@@ -121,8 +121,9 @@ class OutboxRoutes:
             self._deleted.discard(subject)
         except KeylaneError as error:
             # Of what lasts a log has one line: the same answer comes with each question.
-            level = logging.DEBUG if known.refused == error.message else logging.INFO
-            log.log(level, "route of %s: %s", subject, error.message)
+            level = logging.WARNING if isinstance(error, _NO_SUBJECT) else logging.INFO
+            level = logging.DEBUG if known.refused == error.message else level
+            log.log(level, "rows of subject %s wait to be sent: %s", subject, error.message)
             missing = known.missing + 1 if isinstance(error, _NO_SUBJECT) else 0
             if isinstance(error, SubjectDeletedError):
                 self._deleted.add(subject)

@@ -243,7 +243,8 @@ class Producer(Sending[V], Generic[V]):
                     chunk_count = min(CHUNK_COUNT_MAX, CHUNK_BYTES * len(chunk) // chunk_bytes + 1)
                 else:
                     chunk_count = CHUNK_COUNT_FIRST
-                    for key, value in chunk:
+                    for pair in chunk:
+                        key, value = _key_and_value(pair)
                         if budget.full:
                             await budget.wait_for_room()
                         self.send(subject, value, key=key)
@@ -256,7 +257,7 @@ class Producer(Sending[V], Generic[V]):
                     await asyncio.sleep(0)
         except Exception as error:
             why = error.message if isinstance(error, KeylaneError) else repr(error)
-            text = f"{counted(count, 'message was', 'messages were')} queued, the next was not: {why:.200}"
+            text = f"{counted(count, 'message was', 'messages were')} queued; the next one was refused: {why:.200}"
             raise PartlyQueuedError(text, queued=count) from error
 
     async def send_arrow(
@@ -444,3 +445,12 @@ class Producer(Sending[V], Generic[V]):
             await self._connections.close()
 
         await to_the_end(end)
+
+
+def _key_and_value(pair: object) -> tuple[Any, Any]:
+    """Raises InvalidRequestError: it is no pair; bytes of two characters would be one of two numbers."""
+    if isinstance(pair, (tuple, list)) and len(pair) == 2:
+        return pair[0], pair[1]
+    raise InvalidRequestError(
+        f"messages are pairs of a key and a value, as (b'customer-7', b'paid'), not {pair!r:.40}"
+    )

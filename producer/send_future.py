@@ -87,7 +87,9 @@ class SendFuture:
             KeylaneError: it was given up; the same error as from `await`.
         """
         if not self.done():
-            raise asyncio.InvalidStateError("the message is neither stored nor given up yet")
+            raise asyncio.InvalidStateError(
+                "the message is not stored yet: await this future first"
+            )
         return self._batch.receipt(self._index)
 
     def add_done_callback(self, callback: Callable[[SendFuture], object]) -> None:

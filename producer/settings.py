@@ -104,5 +104,7 @@ OTHER_WORDS = {
     "bootstrap_servers": "give the addresses of metaservers as the first argument",
     "servers": "give the addresses of metaservers as the first argument",
     "value_serializer": "give codec=",
+    "acks": "leave it out: a receipt always means that the message is on the disk",
+    "enable_idempotence": "leave it out: a batch sent again is stored once",
 }
 """Names that arguments of producers have elsewhere, and what to do here."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
 from .errors import ConfigError, InvalidNameError, InvalidRequestError
@@ -109,8 +110,11 @@ def refuse_others(
         TypeError: there is one.
     """
     for name in others:
-        advice = words.get(name, "")
-        if name in {field.name for field in fields(settings)}:
+        known = [field.name for field in fields(settings)]
+        near = [each for each in known if each.startswith(f"{name}_")]
+        near = near or get_close_matches(name, known, n=1, cutoff=0.8)
+        advice = words.get(name) or (f"did you mean {near[0]}?" if near else "")
+        if name in known:
             advice = f"it is a setting: settings={settings.__name__}({name}=...)"
         raise TypeError(
             f"{what}() got an unexpected keyword argument {name!r}" + (advice and f": {advice}")

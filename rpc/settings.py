@@ -168,7 +168,9 @@ class SettingSources(Generic[Settings]):
         """A parser with a flag for each setting, and `--config`."""
         parser = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
         for field in self._fields:
-            default = "" if _needed(field) or field.default in (None, "") else f" ({field.default})"
+            default = (
+                "" if _needed(field) or field.default in (None, "", ()) else f" ({field.default})"
+            )
             parser.add_argument(
                 flag_of(field.name),
                 action=_Joined if self._hints[field.name] == tuple[str, ...] else "store",

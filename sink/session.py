@@ -79,7 +79,7 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         """
         if not isinstance(self._target, Session | Connection):
             raise InvalidRequestError(
-                f"`with` takes a Session or a Connection, not a {type(self._target).__name__}: use `async with` there"
+                f"`with` takes a Session or a Connection, not {type(self._target).__name__}: use `async with` there"
             )
         return self._begin(self._target)
 
@@ -103,7 +103,7 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         """As `__enter__`."""
         if not isinstance(self._target, AsyncSession | AsyncConnection):
             raise InvalidRequestError(
-                f"`async with` takes an AsyncSession or an AsyncConnection, not a {type(self._target).__name__}: "
+                f"`async with` takes an AsyncSession or an AsyncConnection, not {type(self._target).__name__}: "
                 "use `with` for a Session or a Connection"
             )
         return await self._target.run_sync(self._begin)
@@ -302,7 +302,7 @@ def fenced_batch(
     """
     if isinstance(messages, Message) or not isinstance(messages, Iterable):
         raise InvalidRequestError(
-            f"fenced_batch takes a list of messages, not a {type(messages).__name__}: fenced takes one"
+            f"fenced_batch takes a list of messages, not {type(messages).__name__}: fenced takes one"
         )
     checked = [_checked_message(message) for message in messages]
     leases: dict[tuple[str, str, int], Source] = {}
@@ -367,7 +367,7 @@ def _checked_target(target: object) -> Any:
 def _checked_message(given: object) -> Message[Any]:
     message = given if isinstance(given, Message) else getattr(given, "message", given)
     if not isinstance(message, Message):
-        raise InvalidRequestError(f"a message is to be fenced, not a {type(message).__name__}")
+        raise InvalidRequestError(f"a message is to be fenced, not {type(message).__name__}")
     delivery = message.delivery
     if delivery is None or not delivery.group or message.fencing_token <= 0:
         raise InvalidRequestError(

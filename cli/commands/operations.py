@@ -135,14 +135,14 @@ def _show_views(views: list[OperationView], *, planned: bool) -> None:
     if not views:
         show_line("nothing to do")
     for view in views:
-        what = "would be" if planned else view.state.value
+        what = "a plan only" if planned else view.state.value
         for loss in view.losses:
             show_line(_loss(view.subject, loss, planned=planned))
         if view.children:
             _show_children(view, what)
         else:
             show_line(
-                f"{view.kind} of {view.subject}: {what}, waits no longer for {_ids(view.sealed)}"
+                f"{view.kind} of {view.subject}: {what}, no longer waits for partitions {_ids(view.sealed)}"
             )
     if planned:
         _show_group_losses(views)
@@ -179,7 +179,7 @@ def _show_group_losses(views: list[OperationView], *, errors: bool = False) -> N
 
 
 def _show_children(view: OperationView, what: str) -> None:
-    title = f"{view.kind} of {view.subject}: {what}, seals {_ids(view.sealed)}"
+    title = f"{view.kind} of {view.subject}: {what}, seals partitions {_ids(view.sealed)}"
     grows = view.kind is OperationKind.GROW
     rows = [
         (

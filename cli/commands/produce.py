@@ -355,6 +355,7 @@ class _Lines:
             line=failed[0] if failed else self._next_line,
             lines=shown,
         )
+        error.hint = error.hint.replace("LINES", shown)
         if not self._tally.count and not self._doubtful:
             error.fate = Fate.NOT_DONE
         return error

@@ -150,7 +150,7 @@ class LogThrottle:
         return LogLine(
             f"{self._runner} {what} on {message_name(message)}: attempt {message.attempt}, "
             f"{seconds(now_ms - trouble.since_ms)} since the first; it is tried again in "
-            f"{seconds(wait_ms)}{self._behind(message, ',')}{_told(text)}{SEALED_WAITS if sealed else ''}",
+            f"{seconds(wait_ms)}{self._behind(message, ',')}{'' if asked_for else _told(text)}{SEALED_WAITS if sealed else ''}",
             traceback,
         )
 
@@ -311,14 +311,15 @@ class LogThrottle:
             self._handled += handled
             self._given_up += not handled
             return None
-        how = (
-            self._done
-            if handled
-            else "is given up here, as its lease ended or its partition is handed over; the next owner tries it again"
-        )
         tries = counted(message.attempt, "attempt")
-        took = seconds(now_ms - trouble.since_ms)
-        return LogLine(f"{message_name(message)} {how}: after {tries} and {took}")
+        after = f"after {tries} and {seconds(now_ms - trouble.since_ms)}"
+        how = (
+            f"{self._done} {after}"
+            if handled
+            else f"is given up here {after}, because its lease has ended or its partition is handed "
+            "over; the next owner tries it again"
+        )
+        return LogLine(f"{message_name(message)} {how}")
 
 
 def _told(text: str) -> str:

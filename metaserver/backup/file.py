@@ -70,7 +70,9 @@ def decode_backup(content: bytes, path: str) -> tuple[BackupHead, list[Row]]:
         end = msgspec.json.decode(lines[-1], type=BackupEnd)
         rows = [msgspec.json.decode(line, type=Row) for line in lines[1:-1]]
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BackupFileError(f"{path} is no whole backup: {error}", path=path) from error
+        raise BackupFileError(
+            f"{path} is cut off or damaged, or is no backup: {error}", path=path
+        ) from error
     if end != BackupEnd(len(rows), hashlib.sha256(b"".join(lines[:-1])).hexdigest()):
         raise BackupFileError(f"{path} is damaged: its checksum does not fit", path=path)
     return head, rows

@@ -49,7 +49,10 @@ class InvalidNameError(RefusedError):
 
     code = 1101
     summary = "illegal name"
-    hint = "Names match ^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$."
+    hint = (
+        "Names match ^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$: letters, digits, dots, hyphens and underscores, "
+        "with a letter or a digit first."
+    )
     kind = Detail(str)
     name = Detail(str)
     """The first 80 characters of the name as it was given."""

@@ -28,6 +28,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from ..errors import KeylaneError
 from ..offsets import Range
 
 ParkKey = bytes | int | None
@@ -305,9 +306,9 @@ def decode_adopted(data: bytes | memoryview) -> list[AdoptedKey]:
 
 
 def failure_of(error: BaseException, *, client: str, at_ms: int, attempts: int) -> Failure:
-    """What is kept of an error; its texts are cut to their limits."""
+    """What is kept of an error; its texts are cut to their limits, and advice of keylane is left out."""
     try:
-        text: Any = str(error)
+        text: Any = error.message if isinstance(error, KeylaneError) else str(error)
     except Exception:  # noqa: BLE001 - the error is a user's, and so is its __str__
         text = "its text cannot be made"
     return Failure(

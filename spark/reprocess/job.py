@@ -61,9 +61,9 @@ def load_job(named: str, *, name: str = "", version: str = "") -> Job:
         function = getattr(module, function_name)
         source = inspect.getsource(module)
     except (ImportError, AttributeError, ValueError, OSError) as error:
-        raise JobFailedError(
-            f"{named!r:.200} is no job: give module:function; {error}", job=named[:200]
-        ) from None
+        failed = JobFailedError(f"cannot import the job {named!r:.200}: {error}", job=named[:200])
+        failed.hint = "Give module:function, as jobs:clean; the module is looked for in the current folder first."
+        raise failed from None
     if not callable(function):
         raise JobFailedError(f"{named!r:.200} is no function", job=named[:200])
     if module_name != "__main__":

@@ -392,6 +392,7 @@ def test_produce_tells_all_lines_that_are_missing(dev):
     assert done.returncode == 1
     assert "line 2: " in done.stderr
     assert "Lines stored: 1; lines not stored: 2-" in done.stderr
+    assert "send the missing lines of the same input: --lines 2-" in done.stderr
 
 
 def test_produce_splits_at_a_tab_and_refuses_a_line_without_it(dev):

@@ -268,3 +268,21 @@ def test_mypy_knows_the_values_of_a_codec(mypy_says):
     other, plain = errors_in(said)
     assert 'matches argument types "str", "Order"' in other
     assert 'matches argument types "str", "bytes"' in plain
+
+
+@pytest.mark.parametrize(
+    ("name", "home"),
+    [
+        ("SubjectView", "admin"),
+        ("QueueProgress", "consumer"),
+        ("ProducerStats", "producer"),
+        ("PartitionUnknownError", "errors"),
+    ],
+)
+def test_import_says_where_a_name_is_when_another_module_exports_it(name: str, home: str):
+    """`from keylane import SubjectView` names the import that works; other names stay unknown."""
+    with pytest.raises(ImportError, match=rf"from keylane\.{home} import {name}"):
+        exec(f"from keylane import {name}")
+    assert not hasattr(keylane, "Nonsense")
+    with pytest.raises(ImportError, match="cannot import name 'Nonsense'"):
+        exec("from keylane import Nonsense")

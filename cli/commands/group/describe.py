@@ -100,12 +100,12 @@ def _silence_line(described: GroupDescription) -> str:
     """What is known of consumers when none is heard."""
     since = ""
     if described.silent_ms is not None:
-        since = f" for {described.silent_ms // 1000} s or more"
+        since = f" for at least {described.silent_ms // 1000} s"
     had = sum(1 for part in described.partitions if part.token)
-    leases = f"; its last leases, of {counted(had, 'partition')}, have ended" if had else ""
+    leases = f"; the leases on {counted(had, 'partition')} have ended" if had else ""
     return (
-        f"no consumer is heard{since}{leases}: all have left or ended, or those that run send no heartbeats, "
-        "as where a handler blocks the event loop"
+        f"no consumer has sent a heartbeat{since}{leases}: none is running, or a handler blocks the "
+        "event loop of each one that is"
     )
 
 

@@ -32,7 +32,8 @@ def parse_target(to: str, *, now_ms: int) -> tuple[ResetTo, int | None, int | No
         return ResetTo.TIME, None, parse_time(to)
     except ConfigError:
         raise ConfigError(
-            f"{to[:80]!r} is neither earliest, latest, an offset, how long ago as -1h, nor a time as 2024-05-31T12:00:00"
+            f"{to[:80]!r} is not a position: give earliest, latest, an offset, how long ago, "
+            "such as -1h, or a time, such as 2024-05-31T12:00:00"
         ) from None
 
 

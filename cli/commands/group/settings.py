@@ -138,7 +138,7 @@ def settings_lines(settings: GroupSettings) -> list[str]:
     given = [f"{name} {value}" for name, value in stored.items() if value is not None]
     lines = [
         f"{settings.group} on {settings.subject}: {settings.strategy}, began at {settings.start}",
-        f"stored policy: {', '.join(given) or 'none, the code of its consumers counts'}",
+        f"stored policy: {', '.join(given) or 'none; each consumer uses its own settings'}",
     ]
     if settings.unstarted:
         ids = ", ".join(map(str, settings.unstarted))

@@ -33,7 +33,7 @@ async def backup(
     if output is OutputFormat.JSON:
         show_json(head)
     else:
-        show_line(f"{file} has the database, whole, with the schema {head.revision}")
+        show_line(f"{file} is a complete backup of the database, of schema {head.revision}")
 
 
 async def restore(

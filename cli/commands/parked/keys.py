@@ -115,12 +115,21 @@ def _which(view: ParkedKeyView) -> tuple[int, bytes | None, int | None, ParkStat
     return view.partition_id, view.key, view.tries, view.state
 
 
+def _state(view: ParkedKeyView) -> str:
+    """The state as a table names it: of messages without an order, why they are set aside."""
+    if view.state is not ParkState.PARKED:
+        return view.state
+    if view.tries:
+        return "waits for retry"
+    return "dead" if view.key is None else view.state
+
+
 def _row(view: ParkedKeyView) -> tuple[object, ...]:
     failure = view.failure
     return (
         view.partition_id,
         key_text(view.key) if view.tries is None else "(dead letters)" if not view.tries else None,
-        "waits for retry" if view.tries and view.state is ParkState.PARKED else view.state,
+        _state(view),
         view.messages,
         shown(view.since_ms),
         None if view.first_offset < 0 else f"{view.first_source}:{view.first_offset}",

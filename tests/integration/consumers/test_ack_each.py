@@ -113,5 +113,5 @@ async def test_messages_are_handled_in_order_when_each_is_acked(
 
 def test_mode_is_refused_when_there_is_no_such_one():
     """The text names those that there are."""
-    with pytest.raises(ConfigError, match="ack must be lingering or each or before, not 'all'"):
+    with pytest.raises(ConfigError, match="ack must be one of lingering, each, before, not 'all'"):
         Consumer("127.0.0.1:7000", subject="s", group="g", ack="all")

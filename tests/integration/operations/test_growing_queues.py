@@ -181,7 +181,7 @@ async def test_grow_command_splits_queues(shared_cluster: Cluster):
 
     status, planned, _ = await grow("--queues", "3", "--dry-run")
     assert status == 0
-    assert "grow of cli-grown: would be" in planned
+    assert "grow of cli-grown: a plan only" in planned
     assert "queue" in planned
     status, done, _ = await grow("--queue", "0", "--queue", "1")
     assert status == 0

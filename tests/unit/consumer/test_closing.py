@@ -151,8 +151,9 @@ async def test_run_refuses_a_consumer_without_a_handler():
     consumer = Consumer(
         "127.0.0.1:7000", subject="s", group="g", _environment=Environment(network=network)
     )
-    with pytest.raises(HandlerTypeError, match="without a handler"):
+    with pytest.raises(HandlerTypeError, match="this consumer has none") as refused:
         await consumer.run()
+    assert "handler=" in refused.value.hint
     assert network.calls == []
     async with consumer:
         running = asyncio.create_task(consumer.run())

@@ -23,6 +23,6 @@ def test_name_of_a_message_has_its_group_and_the_digest_of_its_key():
     delivery = types.SimpleNamespace(group="billing")
     message = Message("orders", b"secret", b"", 17, 3, 0, delivery=delivery)
     digest = key_digest(b"secret")
-    assert message_name(message) == f"orders partition 3 offset 17 in group billing, {digest}"
+    assert message_name(message) == f"orders partition 3 offset 17 in group billing ({digest})"
     read = Message("orders", b"", b"", 17, 3, 0)
-    assert message_name(read) == "orders partition 3 offset 17, no key"
+    assert message_name(read) == "orders partition 3 offset 17 (no key)"

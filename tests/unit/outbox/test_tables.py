@@ -283,7 +283,7 @@ async def test_add_takes_only_what_it_can_insert_with(engine, outbox):
     with Session(engine) as session:
         with pytest.raises(InvalidRequestError, match="add_sync takes a Session"):
             outbox.add(session, "s", b"v")  # a program without an event loop awaits nothing
-        with pytest.raises(InvalidRequestError, match="not a Engine"):
+        with pytest.raises(InvalidRequestError, match="not Engine"):
             outbox.add_sync(engine, "s", b"v")
 
 

@@ -115,6 +115,13 @@ def test_file_of_several_programs_is_refused_without_the_table(tmp_path, content
         read({}, config)
 
 
+def test_help_shows_no_default_when_a_list_is_empty_by_default():
+    """`--metrics-hosts` had "(())" behind its text."""
+    text = SOURCES.parser("program", "").format_help()
+    assert "(())" not in text
+    assert "(7)" in text
+
+
 def test_parser_has_a_flag_for_each_setting():
     """Flags that are not given are None."""
     given = vars(SOURCES.parser("program", "").parse_args(["--port", "3", "--meta", "a:1"]))

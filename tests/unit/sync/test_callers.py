@@ -197,6 +197,11 @@ def test_consumer_refuses_a_name_that_no_consumer_has_as_python_does():
     [
         ("topic", "give subject="),
         ("group_id", "give group="),
+        ("enable_auto_commit", "give ack="),
+        ("max_retries", "give tries_max="),
+        ("hand_over_ms", r"did you mean handover_ms\?"),
+        ("handler_timout_ms", r"did you mean handler_timeout_ms\?"),
+        ("poll_wait_ms", r"did you mean pull_wait_ms\?"),
         ("handover_ms", r"settings=ConsumerSettings\(handover_ms=\.\.\.\)"),
     ],
 )
@@ -211,6 +216,8 @@ def test_consumer_says_what_to_give_when_an_argument_is_unknown(kind: Any, name:
     ("name", "advice"),
     [
         ("topic", "each message names its subject"),
+        ("acks", "a receipt always means that the message is on the disk"),
+        ("linger", r"did you mean linger_ms\?"),
         ("queue_bytes", r"settings=ProducerSettings\(queue_bytes=\.\.\.\)"),
     ],
 )

@@ -74,7 +74,7 @@ async def test_handler_that_ignores_its_cancellation_delays_the_hand_over(
         assert not quiesced.done()
         assert len(caplog.messages) == 1
     digest = "key digest ac52cb5ff985d463"
-    assert f"s partition 1 offset 7, {digest} was cancelled" in caplog.messages[0]
+    assert f"s partition 1 offset 7 ({digest}) was cancelled" in caplog.messages[0]
     gate.set()
     await quiesced
     assert client.handled == [7], "what waited behind it is forgotten"

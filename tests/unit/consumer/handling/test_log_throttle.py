@@ -41,7 +41,7 @@ def test_line_of_a_failing_message_names_partition_offset_and_next_try():
     failing = message(7, b"alice@example.org")
     line = log_throttle.failed(failing, "ValueError", NOW_MS, 150)
     assert line == LogLine(
-        "handler failed with ValueError on orders partition 3 offset 7, key digest 7bf0f7b81adae8b4: "
+        "handler failed with ValueError on orders partition 3 offset 7 (key digest 7bf0f7b81adae8b4): "
         "attempt 1, 0.0 s since the first; it is tried again in 0.1 s, later messages of its key wait",
         traceback=True,
     )
@@ -87,7 +87,7 @@ def test_failing_message_is_logged_at_growing_intervals_and_at_its_end():
     assert told_s == [0, 10, 30, 70, 150, 310, 630, 1270, 2550]
     failing.attempt = 3_601
     text = text_of(log_throttle.handled(failing, NOW_MS + 3_600_000))
-    assert text.endswith("is handled: after 3601 attempts and 3600 s")
+    assert text.endswith("is handled after 3601 attempts and 3600 s")
     assert log_throttle.handled(failing, NOW_MS + 3_600_000) is None
     assert log_throttle.summary(NOW_MS + 3_700_000, last=True) is None
 
@@ -99,7 +99,7 @@ def test_given_up_message_is_logged():
     log_throttle.failed(failing, "ValueError", NOW_MS, 100)
     text = text_of(log_throttle.given_up(failing, NOW_MS + 4_500))
     assert "is given up here" in text
-    assert text.endswith("after 2 attempts and 4.5 s")
+    assert "is given up here after 2 attempts and 4.5 s, because" in text
     assert log_throttle.given_up(message(8), NOW_MS) is None, "it neither failed nor hung"
 
 
@@ -114,7 +114,7 @@ def test_hanging_handler_is_logged_while_it_runs_and_at_its_end():
     ]
     assert told_s == [HANGS_MS // 1000, 20, 40, 80, 160]
     text = text_of(log_throttle.stopped(hanging, NOW_MS + 200_000))
-    assert text.endswith("is handled: after 1 attempt and 200 s")
+    assert text.endswith("is handled after 1 attempt and 200 s")
 
 
 def test_hanging_handler_that_fails_is_logged_as_one_trouble():
@@ -220,3 +220,16 @@ def test_every_logged_trouble_ends_once(steps: list[tuple[str, int, int]]):
         log_throttle.handled(message(offset), now_ms)
     log_throttle.summary(now_ms, last=True)
     assert log_throttle.summary(now_ms + 10_000_000, last=True) is None
+
+
+def test_line_of_a_retry_names_its_reason_once():
+    """The reason stood in the same line twice."""
+    line = LogThrottle().failed(
+        message(7),
+        "Retry",
+        NOW_MS,
+        1_000,
+        text="the till is closed",
+        asked_for="the till is closed",
+    )
+    assert text_of(line).count("the till is closed") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from keylane.protocol.errors import HandlerTimeoutError
 from keylane.protocol.parked.changes import (
     FAILURE_KIND_CHARS_MAX,
     FAILURE_TEXT_CHARS_MAX,
@@ -52,6 +53,12 @@ def test_failure_with_a_text_over_the_limit_is_refused():
     long = Failure("E", "x" * (FAILURE_TEXT_CHARS_MAX + 1), "c", 5, 3)
     with pytest.raises(msgspec.ValidationError):
         decode_changes(encode_parked([Park(b"k", (), long)]))
+
+
+def test_failure_of_an_error_of_keylane_has_its_message_without_the_advice():
+    """A log line and a table had the name of the error twice, and the advice behind an escaped line end."""
+    failure = failure_of(HandlerTimeoutError("the handler is slow"), client="", at_ms=7, attempts=1)
+    assert (failure.kind, failure.text) == ("HandlerTimeoutError", "the handler is slow")
 
 
 def test_failure_of_an_error_keeps_the_limits():

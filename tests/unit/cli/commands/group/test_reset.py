@@ -30,7 +30,7 @@ def test_target_is_a_word_an_offset_or_a_time(text, target):
 @pytest.mark.parametrize("text", ["", "-1", "yesterday", "1969-01-01", "٣"])
 def test_other_target_is_refused(text):
     with pytest.raises(
-        ConfigError, match="neither earliest, latest, an offset, how long ago as -1h"
+        ConfigError, match="give earliest, latest, an offset, how long ago, such as -1h"
     ):
         parse_target(text, now_ms=0)
 

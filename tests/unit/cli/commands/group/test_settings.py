@@ -15,7 +15,7 @@ def test_settings_of_a_plain_group_are_two_lines():
     """Nothing is stored, nothing is suspended."""
     assert settings_lines(GroupSettings(subject="s", group="g")) == [
         "g on s: exclusive, began at earliest",
-        "stored policy: none, the code of its consumers counts",
+        "stored policy: none; each consumer uses its own settings",
     ]
 
 

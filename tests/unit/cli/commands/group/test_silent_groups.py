@@ -25,12 +25,12 @@ GROUP = GroupDescription(
 @pytest.mark.parametrize(
     ("silent_ms", "tokens", "told"),
     [
-        (None, (), "no consumer is heard: all have left or ended, or"),
-        (7_900, (), "no consumer is heard for 7 s or more: all have left or ended, or"),
+        (None, (), "no consumer has sent a heartbeat: none is running, or"),
+        (7_900, (), "no consumer has sent a heartbeat for at least 7 s: none is running, or"),
         (
             None,
             (0, 5),
-            "no consumer is heard; its last leases, of 1 partition, have ended: all have left or",
+            "no consumer has sent a heartbeat; the leases on 1 partition have ended: none is running",
         ),
     ],
 )
@@ -42,4 +42,4 @@ def test_silence_is_told_with_what_is_known_when_no_consumer_is_heard(silent_ms,
     )
     line = _silence_line(replace(GROUP, silent_ms=silent_ms, partitions=parts))
     assert line.startswith(told)
-    assert line.endswith("as where a handler blocks the event loop")
+    assert line.endswith("a handler blocks the event loop of each one that is")

@@ -151,6 +151,12 @@ def test_table_shows_what_waits_for_retry_with_its_tries_and_its_next_time():
     assert not key_facts(waiting)["dead"]
 
 
+def test_table_calls_dead_letters_dead():
+    """The list of dead letters called each of them parked, and so sent its reader to the other list."""
+    (row,) = cells(parked_table("g on s", [view(None)]))
+    assert row[1:3] == ["(dead letters)", "dead"]
+
+
 def test_table_has_a_row_for_each_message():
     message = Message("s", b"a", b"v" * 500, 9, 3, 0)
     known = ParkedMessage(partition_id=3, offset=9, message=message)
