@@ -22,6 +22,7 @@ from keylane.protocol.errors import (
 from keylane.protocol.http.quotas import PRINCIPAL, SetQuota
 from keylane.protocol.routing import ConsumeStrategy
 from support.sql.rows import Rows
+from support.sql.told_groups import hear
 
 PARTITIONS = 24
 
@@ -57,6 +58,7 @@ def test_sessions_share_the_partitions_when_they_join_together(rows: JoiningRows
     joined = rows.join(*map(ask, range(1, 9)))
     assert not errors_of(joined)
     assert [row.new_group for row in joined] == [True] + [False] * 7
+    rows.run(hear, joined[0].group_id)
     rows.run(settle_group, joined[0].group_id)
     for number in range(1, 9):
         grants = rows.run(read_grants, f"{number:032x}").grants
