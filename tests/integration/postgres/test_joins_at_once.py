@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol.control import CreateSubject, Heartbeat, Join
+from keylane.protocol.errors import OutcomeUnknownError
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.brokers.hosting_broker import hosting_broker
@@ -33,8 +34,14 @@ class Group:
 
     async def join(self, number: int) -> str:
         session = f"{number:032x}"
-        await self.meta.join(Join(subject="s", group="g", session=session, ttl_ms=TTL_MS))
-        return session
+        ask = Join(subject="s", group="g", session=session, ttl_ms=TTL_MS)
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    await self.meta.join(ask)
+                except OutcomeUnknownError:  # on a busy machine; a repeat begins no other session
+                    continue
+                return session
 
     async def count(self, statement: str) -> int:
         async with self.engine.connect() as connection:
