@@ -105,6 +105,8 @@ class Attendant:
                 group_id: self._late[group_id] for group_id in due.groups if group_id in self._late
             }
             for group_id in due.groups:
+                if self._groups.gathers(group_id):
+                    continue
                 good &= await self._settle(group_id)
             await self._groups.check_for_changes(due.versions)
             await self._catalogue.check_for_changes()

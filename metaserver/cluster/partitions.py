@@ -119,7 +119,7 @@ def subject_parents(
 def select_granted(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
     """Make the statement for `granted_partitions`: the partitions whose leases meet a condition."""
     return (
-        _seen.add_columns(leases.c.token, HAS_PARENTS.label("has_parents"))
+        _seen.add_columns(leases.c.token, leases.c.session, HAS_PARENTS.label("has_parents"))
         .join(leases, leases.c.partition_id == partitions.c.partition_id)
         .where(condition)
         .order_by(partitions.c.partition_id)
@@ -128,13 +128,19 @@ def select_granted(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
 
 def granted_partitions(
     connection: Connection, granted: sa.Select[Any], **values: Any
-) -> list[tuple[Partition, int]]:
-    """Return the partitions that `granted` selects and the tokens of their leases, by id; `values` are bind parameters."""
+) -> list[tuple[Partition, int, str | None]]:
+    """
+    Return the partitions that `granted` selects, by id, and the tokens and sessions of their leases.
+
+    `values` are bind parameters.
+    """
     rows = connection.execute(granted, values).all()
     ids = [row.partition_id for row in rows if row.has_parents]
     known = _read_parents(connection, BY_ID.parents, {"ids": ids}) if ids else {}
     complete = _complete(rows, known)
-    return [(partition, row.token) for partition, row in zip(complete, rows, strict=True)]
+    return [
+        (partition, row.token, row.session) for partition, row in zip(complete, rows, strict=True)
+    ]
 
 
 def _read_parents(

@@ -16,7 +16,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.control import Grant, Grants, Heartbeat, ReleaseGrant, Retention
-from ...protocol.errors import GroupUnknownError, TokenUnknownError
+from ...protocol.errors import (
+    GroupUnknownError,
+    KeylaneError,
+    SessionUnknownError,
+    TokenUnknownError,
+)
 from ...protocol.groups import OperatorSwitch
 from ...protocol.ids import FencingToken, PartitionId, SessionId
 from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
@@ -37,7 +42,6 @@ from ..sql.schema import (
     live_resets,
     operations,
     partitions,
-    sessions,
     starts,
     subjects,
 )
@@ -67,7 +71,7 @@ from .locked_group import (
     valid_ids,
 )
 from .parked_ancestors import TakenOver, read_taken_over
-from .sessions import live_member, live_session
+from .sessions import live_members, live_session, live_sessions
 from .unreached import read_unreached
 
 log = logging.getLogger("keylane.metaserver")
@@ -89,7 +93,7 @@ class ReleaseOutcome:
     """The outcome of releases: changes, and the error of each one that was refused."""
 
     changes: Changes
-    refused: Mapping[ReleaseGrant, TokenUnknownError]
+    refused: Mapping[ReleaseGrant, KeylaneError]
 
 
 def settle_group(connection: Connection, group_id: int, *, anew: bool = False) -> Changes:
@@ -148,28 +152,48 @@ def settle_group(connection: Connection, group_id: int, *, anew: bool = False) -
 
 def release_leases(connection: Connection, asks: Sequence[ReleaseGrant]) -> ReleaseOutcome:
     """
-    Release leases that a session has handed over, and grant each to the session that it was withdrawn for.
+    Release leases that sessions have handed over, and grant each to the session that it was withdrawn for.
+
+    A hand-over is often of many partitions, and one that joins takes from many sessions: all of them cost one transaction.
 
     Args:
-        asks: all of one session; those with a token that the session was not granted are in `refused` of the answer.
-
-    Raises:
-        SessionUnknownError: the session has ended.
+        asks: those with a token that their session was not granted, and of sessions that have ended, are in `refused` of
+            the answer.
     """
-    session = SessionId(asks[0].session)
-    assert all(ask.session == session for ask in asks)
-    group = lock_group(connection, live_session(connection, session).group_id)
-    live_session(connection, session)  # it may have been swept before the group was locked
-    if group.shared:
-        return _renew_tokens(connection, group, asks)
-    refused: dict[ReleaseGrant, TokenUnknownError] = {}
+    refused: dict[ReleaseGrant, KeylaneError] = {}
+    versions: dict[SessionId, int] = {}
+    ids = {ask.session for ask in asks}
+    for group_id in sorted({row.group_id for row in live_sessions(connection, ids).values()}):
+        try:
+            group = lock_group(connection, group_id)
+        except GroupUnknownError:
+            continue
+        # Some may have been swept before the group was locked.
+        live = live_sessions(connection, ids)
+        here = [
+            ask for ask in asks if ask.session in live and live[ask.session].group_id == group_id
+        ]
+        release_here = _renew_tokens if group.shared else _release
+        outcome = release_here(connection, group, here)
+        ids -= {ask.session for ask in here}
+        refused |= outcome.refused
+        versions |= outcome.changes.versions
+    refused |= {ask: SessionUnknownError(session=ask.session) for ask in asks if ask.session in ids}
+    return ReleaseOutcome(changes=Changes(versions=versions), refused=refused)
+
+
+def _release(
+    connection: Connection, group: LockedGroup, asks: Sequence[ReleaseGrant]
+) -> ReleaseOutcome:
+    refused: dict[ReleaseGrant, KeylaneError] = {}
     free: dict[PartitionId, PartitionLease] = {}
     last_token = group.last_token
     held = read_leases_of(connection, group.group_id, [ask.partition_id for ask in asks])
     for ask in asks:
         partition_id = PartitionId(ask.partition_id)
         try:
-            left = release(free.get(partition_id, held.get(partition_id)), session, ask.token)
+            lease = free.get(partition_id, held.get(partition_id))
+            left = release(lease, SessionId(ask.session), ask.token)
         except TokenUnknownError as error:
             refused[ask] = error
         else:
@@ -202,7 +226,7 @@ def _renew_tokens(
 ) -> ReleaseOutcome:
     """Replace shared tokens that brokers refuse: every session of the group gets new ones."""
     held = read_leases_of(connection, group.group_id, [ask.partition_id for ask in asks])
-    refused: dict[ReleaseGrant, TokenUnknownError] = {}
+    refused: dict[ReleaseGrant, KeylaneError] = {}
     renewed: dict[PartitionId, PartitionLease] = {}
     last_token = group.last_token
     for ask in asks:
@@ -229,36 +253,36 @@ def _renew_tokens(
 
 
 _withdrawn = (
-    sa.select(leases.c.partition_id, leases.c.token)
-    .where(leases.c.session == sa.bindparam("of_session"), leases.c.withdrawn)
+    sa.select(leases.c.session, leases.c.partition_id, leases.c.token)
+    .where(leases.c.session.in_(sa.bindparam("ids")), leases.c.withdrawn)
     .order_by(leases.c.partition_id)
 )
 
 
-def release_unheld(
-    connection: Connection, ask: Heartbeat, holding: Collection[tuple[int, int]]
-) -> Changes:
+def release_unheld(connection: Connection, asks: Sequence[Heartbeat]) -> Changes:
     """
-    Release the leases that a session was asked to hand over and does not hold.
+    Release the leases that sessions of a group were asked to hand over and do not hold.
 
-    The grant was withdrawn before the session learned of it, or its release was lost.  Does nothing if the session does not
-    know its latest grants: it may be about to take them.
-
-    Args:
-        holding: (partition id, token) of what the session says it holds.
-
-    Raises:
-        SessionUnknownError: the session has ended.
+    The grant was withdrawn before its session learned of it, or its release was lost.  Does nothing for a session that has
+    ended or does not know its latest grants: it may be about to take them.
     """
-    row = live_session(connection, ask.session)
-    lock_group(connection, row.group_id)
-    if live_session(connection, ask.session).grants_version != ask.known_version:
-        return NO_CHANGES
-    withdrawn = connection.execute(_withdrawn, {"of_session": ask.session})
+    by_session = {ask.session: ask for ask in asks}
+    for group_id in sorted(
+        {row.group_id for row in live_sessions(connection, by_session).values()}
+    ):
+        try:
+            lock_group(connection, group_id)
+        except GroupUnknownError:
+            continue
+    current = [
+        session
+        for session, row in live_sessions(connection, by_session).items()
+        if row.grants_version == by_session[session].known_version
+    ]
     lost = [
-        ReleaseGrant(session=ask.session, partition_id=partition_id, token=token)
-        for partition_id, token in withdrawn
-        if (partition_id, token) not in holding
+        ReleaseGrant(session=row.session, partition_id=row.partition_id, token=row.token)
+        for row in connection.execute(_withdrawn, {"ids": current})
+        if (row.partition_id, row.token) not in set(by_session[row.session].holding or ())
     ]
     return release_leases(connection, lost).changes if lost else NO_CHANGES
 
@@ -319,18 +343,10 @@ def note_drained(
 
 
 _held = select_granted(
-    sa.and_(leases.c.session == sa.bindparam("of_session"), sa.not_(leases.c.withdrawn))
+    sa.and_(leases.c.session.in_(sa.bindparam("ids")), sa.not_(leases.c.withdrawn))
 )
 _shared = select_granted(
-    sa.and_(
-        leases.c.group_id == sa.bindparam("of_group"),
-        leases.c.wanted == EVERYBODY,
-        sa.not_(
-            sa.select(sessions.c.suspended)
-            .where(sessions.c.session == sa.bindparam("of_session"))
-            .scalar_subquery()
-        ),
-    )
+    sa.and_(leases.c.group_id == sa.bindparam("of_group"), leases.c.wanted == EVERYBODY)
 )
 
 
@@ -341,28 +357,49 @@ def read_grants(connection: Connection, session: str) -> Grants:
     Raises:
         SessionUnknownError: the session has ended.
     """
-    # The version is read first: if a change comes between, the grants are newer than it says, and are sent again.
-    row, told = live_member(connection, session)
-    held: Collection[tuple[Partition, int]] = ()
+    grants = read_many_grants(connection, [session]).get(SessionId(session))
+    if grants is None:
+        raise SessionUnknownError(session=session)
+    return grants
+
+
+def read_many_grants(connection: Connection, ids: Collection[str]) -> dict[SessionId, Grants]:
+    """Return the grants of sessions of one group; those that have ended are left out."""
+    # The versions are read first: if a change comes between, the grants are newer than they say, and are sent again.
+    members = live_members(connection, ids)
+    if not members:
+        return {}
+    row, told = members[0]
     if told.strategy is ConsumeStrategy.SHARED:
-        if told.suspended_by is OperatorSwitch.OFF:
-            here = {"of_session": session, "of_group": row.group_id}
-            held = granted_partitions(connection, _shared, **here)
+        granted = granted_partitions(connection, _shared, of_group=row.group_id)
+        to_all = [(partition, token) for partition, token, _ in granted]
+        off = OperatorSwitch.OFF
+        held = {
+            row.session: to_all
+            for row, told in members
+            if told.suspended_by is off and not row.suspended
+        }
     else:
-        held = granted_partitions(connection, _held, of_session=session)
-    parked = read_taken_over(connection, row.group_id, [partition for partition, _ in held])
-    return Grants(
-        version=row.grants_version,
-        ttl_ms=row.ttl_ms,
-        grants=tuple(
-            _grant(partition, token, parked.get(partition.partition_id, ()))
-            for partition, token in held
-        ),
-        policy=told.policy,
-        suspended_by=told.suspended_by,
-        order_strategy=told.order_strategy,
-        group_id=row.group_id,
-    )
+        held = {}
+        granted = granted_partitions(connection, _held, ids=[row.session for row, _ in members])
+        for partition, token, session in granted:
+            held.setdefault(SessionId(session or ""), []).append((partition, token))
+    parked = read_taken_over(connection, row.group_id, [partition for partition, *_ in granted])
+    return {
+        row.session: Grants(
+            version=row.grants_version,
+            ttl_ms=row.ttl_ms,
+            grants=tuple(
+                _grant(partition, token, parked.get(partition.partition_id, ()))
+                for partition, token in held.get(row.session, ())
+            ),
+            policy=told.policy,
+            suspended_by=told.suspended_by,
+            order_strategy=told.order_strategy,
+            group_id=row.group_id,
+        )
+        for row, told in members
+    }
 
 
 def _grant(partition: Partition, token: int, parked: Collection[TakenOver]) -> Grant:

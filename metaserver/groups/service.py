@@ -50,11 +50,13 @@ from ..cluster.heard import Announcement
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from ..wakeups import SingleFlight, Waiter, Wakeups, wait_for
+from .arrivals import Arrivals, longest_ms
 from .creation import EARLIEST
 from .lease_rows import (
     Changes,
     note_drained,
     read_grants,
+    read_many_grants,
     release_leases,
     release_unheld,
     settle_group,
@@ -62,9 +64,10 @@ from .lease_rows import (
 from .operators import group_settings, set_policy, suspend_members
 from .renewals import Renewals
 from .sessions import (
+    JoinAsk,
     SessionRow,
     check_session,
-    join_group,
+    join_together,
     leave_group,
     suspend_session,
 )
@@ -78,6 +81,11 @@ DRAINED_MAX = 4_096
 """Partitions in one list of a heartbeat."""
 SETTLE_REST_MS_MAX = 250
 """Settling a group of a thousand takes tens of milliseconds; while many join, a run is shared by more of them."""
+JOINS_AT_ONCE_MAX = 200
+JOIN_ALONE_MS_MAX = 2_000
+"""A failure that takes longer has to do with the database, not with one of the joins that share a transaction."""
+REPORT_MS_MAX = 500
+"""How long a heartbeat waits for what it reports to be done."""
 HELD = "another transaction holds the row of this session in the database"
 GRANTS_CACHED_MAX = 20_000
 
@@ -159,8 +167,23 @@ class GroupService:
         self._writes = GroupWrites(database, in_turns=rows_are_locked)
         self._renewals = Renewals(database)
         self._releasing: SingleFlight[
-            SessionId, ReleaseGrant, Mapping[ReleaseGrant, KeylaneError]
+            Hashable, ReleaseGrant, Mapping[ReleaseGrant, KeylaneError]
         ] = SingleFlight(self._release_now)
+        self._joining: SingleFlight[
+            tuple[str, str], JoinAsk, Mapping[str, SessionRow | KeylaneError]
+        ] = SingleFlight(self._join_now)
+        self._releasing_unheld: SingleFlight[int, Heartbeat, None] = SingleFlight(
+            self._release_unheld_now
+        )
+        self._reading: SingleFlight[int, SessionId, Mapping[SessionId, Grants]] = SingleFlight(
+            self._read_grants_now
+        )
+        """By group: a change often concerns many of its sessions."""
+        self._arriving: dict[tuple[str, str], Arrivals] = {}
+        """By subject and group."""
+        self._arrivals: dict[int, tuple[str, str]] = {}
+        """The keys of those by the id of their group."""
+        self._reporting: set[asyncio.Task[None]] = set()
         self._cached: dict[SessionId, Grants] = {}
         self._waiting: dict[Waiter, _WaitingHeartbeat] = {}
         """By call, because of two heartbeats of one session the older may end later."""
@@ -186,21 +209,15 @@ class GroupService:
         if ask.start is not None and ask.start != EARLIEST:
             making = CreateGroup(start=ask.start, strategy=ask.strategy)
             await self._begin(ask.subject, ask.group, making)
-        row = await self._writes.write(
-            (ask.subject, ask.group),
-            join_group,
-            ask,
-            sessions_max=self._settings.sessions_max,
-            principal=self._limited_principal(),
-        )
+        row = await self._join(ask)
         self.end_sessions(row.replaced, why="a process with its instance name was started")
         settled = None
         if row.new_group:
+            await self._gather(row.group_id)
             finish = partial(_settle_and_read, group_id=row.group_id, session=row.session)
             settled = await self._announce(row.group_id, row.unheard, finish)
         if settled is None:
-            await self.settle(row.group_id)
-            grants = await self._first_grants(row.session)
+            grants = await self._first_grants(row)
         else:
             self._notify(settled.changes)
             grants = settled.grants
@@ -221,11 +238,78 @@ class GroupService:
         caller = CALLER.get()
         return "" if caller.is_server or not self._settings.is_guarded else caller.principal
 
-    async def _first_grants(self, session: SessionId) -> Grants | None:
+    async def _join(self, ask: Join) -> SessionRow:
+        name = (ask.subject, ask.group)
+        arrivals = self._arriving.setdefault(name, Arrivals())
+        arrivals.began()
+        ttl_ms = None
         try:
-            return await self._read_grants(session)
-        except SessionUnknownError:
-            return None  # its first heartbeat says so
+            joined = await self._joining.run(name, JoinAsk(ask, self._limited_principal()))
+            row = joined[ask.session]
+            if isinstance(row, KeylaneError):
+                raise row
+            ttl_ms = row.ttl_ms
+        finally:
+            arrivals.ended(_now_ms(), ttl_ms=ttl_ms)
+            if arrivals.is_over:
+                self._arriving.pop(name, None)
+        self._arrivals[row.group_id] = name
+        return row
+
+    async def _join_now(
+        self, name: tuple[str, str], asks: Sequence[JoinAsk]
+    ) -> Mapping[str, SessionRow | KeylaneError]:
+        joined: dict[str, SessionRow | KeylaneError] = {}
+        for at in range(0, len(asks), JOINS_AT_ONCE_MAX):
+            some = asks[at : at + JOINS_AT_ONCE_MAX]
+            joined |= await self._join_some(name, some)
+        return joined
+
+    async def _join_some(
+        self, name: tuple[str, str], asks: Sequence[JoinAsk]
+    ) -> Mapping[str, SessionRow | KeylaneError]:
+        joining = partial(join_together, sessions_max=self._settings.sessions_max)
+        asked_ms = _now_ms()
+        try:
+            return await self._writes.write(name, joining, asks)
+        except StorageError as error:
+            if len(asks) == 1 or _now_ms() - asked_ms >= JOIN_ALONE_MS_MAX:
+                return {ask.join.session: error.copy(error.fate) for ask in asks}
+        joined: dict[str, SessionRow | KeylaneError] = {}
+        for ask in asks:  # one of them may be what the database refuses
+            joined |= await self._join_some(name, [ask])
+        return joined
+
+    async def _first_grants(self, row: SessionRow) -> Grants | None:
+        """
+        Settle the group of a session that has joined, and return its grants; None: it has ended, or that takes too long.
+
+        Nothing renews a session while its join waits; its first heartbeat brings the grants.
+        """
+        try:
+            async with asyncio.timeout(2 * longest_ms(row.ttl_ms) / 1000):
+                await self.settle(row.group_id)
+                return await self._read_grants(row)
+        except (SessionUnknownError, TimeoutError):
+            return None
+
+    def gathers(self, group_id: int) -> bool:
+        """Whether sessions of a group are joining here, which settles it when they have."""
+        arrivals = self._arriving.get(self._arrivals.get(group_id, ("", "")))
+        return arrivals is not None and arrivals.wait_ms(_now_ms()) > 0
+
+    async def _gather(self, group_id: int) -> None:
+        """Wait for the sessions of a group that are joining."""
+        name = self._arrivals.get(group_id)
+        arrivals = None if name is None else self._arriving.get(name)
+        if name is None or arrivals is None:
+            return
+        while wait_ms := arrivals.wait_ms(_now_ms()):  # noqa: ASYNC110  more may come meanwhile
+            await asyncio.sleep(wait_ms / 1000)
+        arrivals.settled()
+        if arrivals.is_over and self._arriving.get(name) is arrivals:
+            del self._arriving[name]
+            self._arrivals.pop(group_id, None)
 
     async def heartbeat(self, ask: Heartbeat) -> Grants:
         """
@@ -243,13 +327,13 @@ class GroupService:
             row = await self._renew(session)
             self._begin_to_wait(waiter, row, versions)
             try:
-                await self._take_reports(ask, row)
+                await self._take_in_time(ask, row)
                 # A longer wait would make the next renewal late.
                 wait_ms = min(ask.wait_ms, row.ttl_ms // 3)
                 if row.grants_version == ask.known_version and wait_ms:
                     await waiter.wait(wait_ms)
                 cached = self._still_granted(row, waiter)
-                return await self._read_grants(session) if cached is None else cached
+                return await self._read_grants(row) if cached is None else cached
             finally:
                 del self._waiting[waiter]
 
@@ -316,9 +400,8 @@ class GroupService:
             HeartbeatNews(session=session, error=ErrorBody.of(error))
             for session, error in refused.items()
         ]
-        for session, row in left.items():
-            told = await self._news(by_session[session], row, waiters[session])
-            news += [] if told is None else [told]
+        told = [self._news(by_session[each], row, waiters[each]) for each, row in left.items()]
+        news += [each for each in await asyncio.gather(*told) if each is not None]
         return HeartbeatAnswers(news=tuple(news))
 
     async def _news(self, ask: Heartbeat, row: SessionRow, waiter: Waiter) -> HeartbeatNews | None:
@@ -327,7 +410,7 @@ class GroupService:
         if cached is not None and cached.version == ask.known_version:
             return None
         try:
-            grants = cached or await self._read_grants(row.session)
+            grants = cached or await self._read_grants(row)
         except KeylaneError as error:
             return HeartbeatNews(session=row.session, error=ErrorBody.of(error))
         return HeartbeatNews(session=row.session, grants=grants)
@@ -343,7 +426,7 @@ class GroupService:
     ) -> dict[str, KeylaneError]:
         """Take the reports of several heartbeats at once, in common transactions; returns why those of a session failed."""
         telling = [row for session, row in rows.items() if _reports(asks[session], row)]
-        taking = [self._take_reports(asks[row.session], row) for row in telling]
+        taking = [self._take_in_time(asks[row.session], row) for row in telling]
         outcomes = await asyncio.gather(*taking, return_exceptions=True)
         failed: dict[str, KeylaneError] = {}
         for row, outcome in zip(telling, outcomes, strict=True):
@@ -352,6 +435,19 @@ class GroupService:
             elif isinstance(outcome, BaseException):
                 raise outcome
         return failed
+
+    async def _take_in_time(self, ask: Heartbeat, row: SessionRow) -> None:
+        """As `_take_reports`; what takes long is left to itself, because a late answer costs the session."""
+        if not _reports(ask, row):
+            return
+        task = asyncio.create_task(self._take_reports(ask, row))
+        self._reporting.add(task)
+        task.add_done_callback(self._reporting.discard)
+        done, _ = await asyncio.wait([task], timeout=min(REPORT_MS_MAX, row.ttl_ms // 10) / 1000)
+        if done:
+            task.result()
+        else:
+            task.add_done_callback(_look_at)
 
     async def _take_reports(self, ask: Heartbeat, row: SessionRow) -> None:
         """Do what a heartbeat says beside that its session lives.  Raises SessionUnknownError."""
@@ -374,8 +470,7 @@ class GroupService:
             if drained_by is not None:
                 await self._settling_first.run(drained_by, None)
         if row.handing_over and ask.holding is not None:
-            held = set(ask.holding)
-            self._notify(await self._writes.write_first(row.group_id, release_unheld, ask, held))
+            await self._releasing_unheld.run(row.group_id, ask)
 
     async def release(self, ask: ReleaseGrant) -> Done:
         """
@@ -386,8 +481,8 @@ class GroupService:
             TokenUnknownError: the session was never granted this token.
         """
         check_session(ask.session)
-        session = SessionId(ask.session)
-        refused = (await self._releasing.run(session, ask)).get(ask)
+        group = await self._writes.group_of(ask.session)
+        refused = (await self._releasing.run(group, ask)).get(ask)
         if refused is not None:
             raise refused
         return Done()
@@ -513,23 +608,34 @@ class GroupService:
         return row
 
     async def _release_now(
-        self, _session: SessionId, asks: Sequence[ReleaseGrant]
+        self, group: Hashable, asks: Sequence[ReleaseGrant]
     ) -> Mapping[ReleaseGrant, KeylaneError]:
-        """Release leases of one session in one transaction: a hand-over is often of many partitions."""
-        released = await self._writes.write_of(asks[0].session, release_leases, asks)
+        released = await self._writes.write(group, release_leases, asks)
         self._notify(released.changes)
         return released.refused
 
     async def _settle_now(self, group_id: int, _items: object) -> None:
+        await self._gather(group_id)
         self._notify(await self._writes.write(group_id, settle_group, group_id))
+
+    async def _release_unheld_now(self, group_id: int, asks: Sequence[Heartbeat]) -> None:
+        self._notify(await self._writes.write_first(group_id, release_unheld, asks))
 
     async def _settle_first(self, group_id: int, _items: object) -> None:
         self._notify(await self._writes.write_first(group_id, settle_group, group_id))
 
-    async def _read_grants(self, session: SessionId) -> Grants:
-        grants = await self._database.read(read_grants, session)
-        self._keep(session, grants)
+    async def _read_grants(self, row: SessionRow) -> Grants:
+        """Raises SessionUnknownError."""
+        grants = (await self._reading.run(row.group_id, row.session)).get(row.session)
+        if grants is None:
+            raise SessionUnknownError(session=row.session)
+        self._keep(row.session, grants)
         return grants
+
+    async def _read_grants_now(
+        self, _group_id: int, ids: Sequence[SessionId]
+    ) -> Mapping[SessionId, Grants]:
+        return await self._database.read(read_many_grants, set(ids))
 
     def _keep(self, session: SessionId, grants: Grants) -> None:
         """Keep what a session is granted, for heartbeats that find its version unchanged."""
@@ -549,6 +655,16 @@ class GroupService:
 
     def _forget(self, session: SessionId) -> None:
         self._cached.pop(session, None)
+
+
+def _look_at(task: asyncio.Task[None]) -> None:
+    """Nobody waits for its error: the next heartbeat reports the same."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _now_ms() -> int:
+    return int(asyncio.get_running_loop().time() * 1000)
 
 
 def _settle_and_read(

@@ -25,9 +25,9 @@ _live = sa.select(sa.func.count()).where(
 )
 
 
-def check_session_quota(connection: Connection, principal: str) -> None:
+def check_session_quota(connection: Connection, principal: str, *, more: int = 1) -> None:
     """
-    Check that a principal may begin a session; without one there is no limit.
+    Check that a principal may begin `more` sessions; without one there is no limit.
 
     Raises:
         SessionQuotaError: it has as many as its quota, or that of everybody where it has none of its own.
@@ -37,7 +37,7 @@ def check_session_quota(connection: Connection, principal: str) -> None:
     who = {"of_principal": principal}
     limits = {row.name: row.sessions for row in connection.execute(_quotas, who)}
     limit = limits.get(principal, limits.get(EVERYBODY, 0))
-    if limit and connection.execute(_live, who).scalar_one() >= limit:
+    if limit and connection.execute(_live, who).scalar_one() + more > limit:
         raise SessionQuotaError(
             f"{principal!r} has {limit} consumers, and may have no more",
             principal=principal,

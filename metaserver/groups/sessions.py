@@ -25,7 +25,9 @@ from ...protocol.errors import (
     GroupUnknownError,
     InstanceTakenError,
     InvalidRequestError,
+    KeylaneError,
     OverloadedError,
+    SessionQuotaError,
     SessionUnknownError,
     SubjectDeletedError,
 )
@@ -183,6 +185,98 @@ def join_group(
         replaced=replaced,
         order_strategy=subject.order_strategy,
     )
+
+
+class JoinAsk(NamedTuple):
+    """A join, and whose consumers it counts among; "": nobody's."""
+
+    join: Join
+    principal: str
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Equal for joins of one group that differ in nothing that is checked."""
+        ask = self.join
+        own = ask.session if ask.instance else ""
+        return ask.strategy, ask.filter, ask.group_id, ask.start, self.principal, own
+
+
+def join_together(
+    connection: Connection, asks: Sequence[JoinAsk], *, sessions_max: int
+) -> dict[str, SessionRow | KeylaneError]:
+    """
+    As `join_group` of several sessions of one group, where each has a row or an error of its own.
+
+    Many consumers often start at once, and differ in their ids alone: then one of them is checked, and all are stored in
+    one statement.
+    """
+    answers: dict[str, SessionRow | KeylaneError] = {}
+    by_session = {ask.join.session: ask for ask in asks}
+    known = set(connection.execute(_known, {"ids": list(by_session)}).scalars())
+    kinds: dict[tuple[object, ...], list[JoinAsk]] = {}
+    for session, ask in by_session.items():
+        kind = (*ask.kind, session) if session in known else ask.kind
+        kinds.setdefault(kind, []).append(ask)
+    for alike in kinds.values():
+        for at, ask in enumerate(alike):
+            row: SessionRow | KeylaneError
+            try:
+                with connection.begin_nested():
+                    row = join_group(
+                        connection, ask.join, sessions_max=sessions_max, principal=ask.principal
+                    )
+            except KeylaneError as error:
+                row = error
+            answers[ask.join.session] = row
+            rest = alike[at + 1 :]
+            if isinstance(row, KeylaneError) or not rest:
+                continue
+            if _is_room(connection, row.group_id, rest, sessions_max):
+                answers |= _join_alike(connection, row, rest)
+                break
+    return answers
+
+
+_known = sa.select(sessions.c.session).where(sessions.c.session.in_(sa.bindparam("ids")))
+
+
+def _is_room(
+    connection: Connection, group_id: int, asks: Sequence[JoinAsk], sessions_max: int
+) -> bool:
+    """Whether the group and the principal may have these sessions too."""
+    members: int = connection.execute(_members, {"of_group": group_id}).scalar_one()
+    try:
+        check_session_quota(connection, asks[0].principal, more=len(asks))
+    except SessionQuotaError:
+        return False
+    return members + len(asks) <= sessions_max
+
+
+def _join_alike(
+    connection: Connection, first: SessionRow, asks: Sequence[JoinAsk]
+) -> dict[str, SessionRow | KeylaneError]:
+    """Begin sessions whose joins differ from that of `first`, which has just begun, in nothing that is checked."""
+    version = first.grants_version
+    begun = {
+        "group_id": first.group_id,
+        "joined": version,
+        "grants_version": version,
+        "predecessors": "",
+    }
+    rows = [{**_said(ask.join), **begun, "principal": ask.principal} for ask in asks]
+    connection.execute(_joined, rows)
+    mark_unsettled(connection, first.group_id)
+    return {
+        ask.join.session: replace(
+            first,
+            session=SessionId(ask.join.session),
+            ttl_ms=ask.join.ttl_ms,
+            suspended=ask.join.suspended,
+            new_group=False,
+            unheard=(),
+        )
+        for ask in asks
+    }
 
 
 def _said(ask: Join) -> dict[str, object]:
@@ -443,21 +537,29 @@ def live_session(connection: Connection, session: str) -> SessionRow:
     return _session_row(row)
 
 
-_live_member = (
+_live_sessions = _row.where(*_asked_and_live)
+
+
+def live_sessions(connection: Connection, ids: Collection[str]) -> dict[str, SessionRow]:
+    """Return the rows of those of these sessions that are live."""
+    rows = connection.execute(_live_sessions, {"ids": list(ids)}) if ids else ()
+    return {row.session: _session_row(row) for row in rows}
+
+
+_live_members = (
     _row.add_columns(*MEMBER_COLUMNS)
     .join(groups, groups.c.group_id == sessions.c.group_id)
     .join(subjects, subjects.c.subject_id == groups.c.subject_id)
-    .where(sessions.c.session == sa.bindparam("of_session"), sessions.c.expires_at > now_ms())
+    .where(*_asked_and_live)
 )
 
 
-def live_member(connection: Connection, session: str) -> tuple[SessionRow, MemberSettings]:
-    """As `live_session`, with what the session is told of its group."""
-    check_session(session)
-    row = connection.execute(_live_member, {"of_session": session}).one_or_none()
-    if row is None:
-        raise SessionUnknownError(session=session)
-    return _session_row(row), settings_of_member(row)
+def live_members(
+    connection: Connection, ids: Collection[str]
+) -> list[tuple[SessionRow, MemberSettings]]:
+    """As `live_sessions`, with what the sessions are told of their group."""
+    rows = connection.execute(_live_members, {"ids": list(ids)}).all()
+    return [(_session_row(row), settings_of_member(row)) for row in rows]
 
 
 def suspend_session(connection: Connection, ask: Suspend) -> int:

@@ -1,78 +1,54 @@
-"""How many transactions of this process lock the row of one consumer group at once.
+"""Transactions of this process that lock the row of one consumer group: one at a time, shared by the calls that wait for it.
+
+One at a time has the row anyhow, so calls that come together, as joins do when many consumers start, cost one transaction.
 
 On PostgreSQL a transaction that waits for a row has one of few connections meanwhile.  A person, or a metaserver that stands
 still, may hold the row of a group for long: without turns, a few consumers of it that join or have news take all of them,
-and no other group is served.  One at a time has the row anyhow.
+and no other group is served.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Hashable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Hashable
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.engine import Connection
 
-from ...protocol.errors import StorageError
 from ..sql.database import Database
+from ..sql.group_write import GroupWriter
 from .sessions import group_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
-AT_ONCE_MAX = 2
-"""The second one is asked for while the first one is stored."""
-WAIT_S = 10.0
+Work = Callable[[Connection], Any]
+WAIT_MS = 10_000
 """How long a call waits for its turn: as long as for the row itself."""
-HELD = "another transaction holds the row of this consumer group in the database"
-
-
-@dataclass(slots=True)
-class _Row:
-    free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE_MAX))
-    calls: int = 0
-    """Those that run or wait."""
 
 
 class Turns:
-    """Lets calls with the same key run AT_ONCE_MAX at once, in the order of their arrival."""
+    """Runs works with the same key in one transaction after the other, in the order in which they came."""
 
-    def __init__(self) -> None:
-        self._rows: dict[Hashable, _Row] = {}
+    def __init__(self, run: Callable[[Work], Awaitable[Any]]) -> None:
+        self._run = run
+        self._writers: dict[Hashable, GroupWriter] = {}
 
-    async def run(self, key: Hashable, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def run(self, key: Hashable, work: Work) -> Any:
         """
-        Return what `call` returns, once it is its turn.  A caller that is cancelled takes its turn to the end, or leaves the queue.
+        Return what `work` returns, once it is its turn.  A caller that is cancelled leaves the queue, or its work goes on.
 
         Raises:
-            What `call` raises.
-            StorageError: its turn did not come in time; `call` has not begun.
+            What `work` raises.
+            StorageError: its turn did not come in time; `work` has not begun.
         """
-        row = self._rows.setdefault(key, _Row())
-        row.calls += 1
-        try:
-            async with asyncio.timeout(WAIT_S):
-                await row.free.acquire()
-        except BaseException as error:
-            self._leave(key, row)
-            if isinstance(error, TimeoutError):
-                raise StorageError(HELD, operation="lock") from None
-            raise
-        task = asyncio.create_task(call())
-
-        def ended(done: asyncio.Task[T]) -> None:
-            row.free.release()
-            self._leave(key, row)
-            if not done.cancelled():
-                done.exception()  # its caller raises it, unless that was cancelled
-
-        task.add_done_callback(ended)
-        return await asyncio.shield(task)
-
-    def _leave(self, key: Hashable, row: _Row) -> None:
-        row.calls -= 1
-        if not row.calls:
-            del self._rows[key]
+        writer = self._writers.get(key)
+        if writer is None:
+            writer = self._writers[key] = GroupWriter(
+                lambda each, _durable: self._run(each),
+                wait_ms_max=WAIT_MS,
+                idle=partial(self._writers.pop, key),
+            )
+        return await writer.submit(work, durable=True)
 
 
 class GroupWrites:
@@ -80,7 +56,8 @@ class GroupWrites:
 
     def __init__(self, database: Database, *, in_turns: bool) -> None:
         self._database = database
-        self._turns, self._turns_first = (Turns() if in_turns else None for _ in range(2))
+        self._turns = Turns(database.write) if in_turns else None
+        self._turns_first = Turns(database.write_first) if in_turns else None
 
     async def write(
         self,
@@ -92,7 +69,8 @@ class GroupWrites:
         """As `Database.write`, for a group that has this id, or this subject and name."""
         if self._turns is None:
             return await self._database.write(work, *args, **kwargs)
-        return await self._turns.run(group, lambda: self._database.write(work, *args, **kwargs))
+        done: T = await self._turns.run(group, lambda connection: work(connection, *args, **kwargs))
+        return done
 
     async def write_of(
         self,
@@ -118,6 +96,7 @@ class GroupWrites:
         """As `Database.write_first`."""
         if self._turns_first is None:
             return await self._database.write_first(work, *args, **kwargs)
-        return await self._turns_first.run(
-            group, lambda: self._database.write_first(work, *args, **kwargs)
+        done: T = await self._turns_first.run(
+            group, lambda connection: work(connection, *args, **kwargs)
         )
+        return done

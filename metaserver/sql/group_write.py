@@ -1,4 +1,4 @@
-"""One writer for an SQLite database: waiting works share a transaction, isolated from each other by savepoints.
+"""One writer for an SQLite database, or for a consumer group: waiting works share a transaction, apart by savepoints.
 
     urgent work ─┐                ┌─ SAVEPOINT ─ work ─ RELEASE
     work ────────┼─▶ one BEGIN ──▶├─ SAVEPOINT ─ work ✗ ROLLBACK TO    its error goes to its caller
@@ -34,6 +34,7 @@ from .transactions import ending_error
 WORKS_AT_ONCE_MAX = 128
 TRANSACTION_MS_MAX = 100
 """Well below a third of the shortest ttl; longer than a flush, so that works still share it."""
+HELD = "another transaction holds the row of this consumer group in the database"
 Work = Callable[[Connection], Any]
 
 
@@ -43,6 +44,7 @@ class _QueuedWork:
     durable: bool
     urgent: bool
     answer: asyncio.Future[Any]
+    asked_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,20 @@ class GroupWriter:
         run: Callable[[Work, bool], Awaitable[Any]],
         *,
         boot_ms: Callable[[], int] | None = None,
+        wait_ms_max: int | None = None,
+        idle: Callable[[], object] = lambda: None,
     ) -> None:
-        """`run(work, durable)` runs one work in one transaction and raises StorageError if that fails."""
+        """
+        Make a writer.
+
+        Args:
+            run: runs one work in one transaction, and raises StorageError if that fails; its second argument is `durable`.
+            wait_ms_max: a work that has waited for so long is not begun, and raises StorageError.
+            idle: called when no work is left.
+        """
         self._run = run
+        self._wait_ms_max = wait_ms_max
+        self._idle = idle
         self._boot_ms = boot_ms or SystemClock.boot_ms
         self._urgent: deque[_QueuedWork] = deque()
         self._waiting: deque[_QueuedWork] = deque()
@@ -82,7 +95,7 @@ class GroupWriter:
             raise ending_error()
         answer = asyncio.get_running_loop().create_future()
         queue = self._urgent if urgent else self._waiting
-        queue.append(_QueuedWork(work, durable, urgent, answer))
+        queue.append(_QueuedWork(work, durable, urgent, answer, self._boot_ms()))
         if self._task is None:
             self._task = asyncio.create_task(self._write())
         return await answer
@@ -100,6 +113,11 @@ class GroupWriter:
                 self._waiting.extendleft(reversed(left))
         finally:
             self._task = None
+            self._idle()
+
+    def _is_late(self, queued: _QueuedWork) -> bool:
+        waited_ms = self._boot_ms() - queued.asked_ms
+        return self._wait_ms_max is not None and waited_ms >= self._wait_ms_max
 
     def _next(self) -> list[_QueuedWork]:
         """Take the works of the next transaction: urgent ones, then others, at least one of these if one waits."""
@@ -110,7 +128,11 @@ class GroupWriter:
         ):
             while queue and len(works) < count_max:
                 queued = queue.popleft()
-                if not queued.answer.done():  # else its caller is gone
+                if queued.answer.done():  # its caller is gone
+                    continue
+                if self._is_late(queued):
+                    _answer(queued.answer, _Failed(StorageError(HELD, operation="lock")))
+                else:
                     works.append(queued)
         return works
 
@@ -120,8 +142,12 @@ class GroupWriter:
             durable = any(queued.durable for queued in works)
             try:
                 answers = await self._run(lambda connection: self._each(connection, works), durable)
-            except StorageError:
-                pass  # each is tried alone, to find the one that failed
+            except StorageError as error:
+                # Each is tried alone, to find the one that failed.
+                late = [queued for queued in works if self._is_late(queued)]
+                for queued in late:
+                    _answer(queued.answer, _Failed(error.copy(error.fate)))
+                works = [queued for queued in works if queued not in late]
             else:
                 for queued, answer in zip(works, answers, strict=False):
                     _answer(queued.answer, answer)

@@ -109,9 +109,7 @@ def sessions_expire_early(patches: Patches) -> None:
 
 def unheard_grants_stay(patches: Patches) -> None:
     """A lease that was withdrawn before its holder heard of it, or whose release was lost, is never granted again."""
-    patches.set(
-        groups_service, "release_unheld", lambda connection, ask, holding: lease_rows.NO_CHANGES
-    )
+    patches.set(groups_service, "release_unheld", lambda connection, asks: lease_rows.NO_CHANGES)
 
 
 def releases_ignored(patches: Patches) -> None:

@@ -47,6 +47,9 @@ class DatabaseThatGivesUp:
     async def renew(self, work: Callable[..., object], ids: Sequence[str]) -> object:
         if work is renew_at_once:
             return Renewed({B: ROW} if B in ids else {}, {A: 1} if A in ids else {})
+        raise AssertionError
+
+    async def write_first(self, _work: Callable[..., object], _ids: Sequence[str]) -> object:
         raise StorageError("no answer in time", operation="query")
 
 

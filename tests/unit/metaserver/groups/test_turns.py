@@ -1,77 +1,125 @@
-"""A group whose row is held has few of the connections to the database."""
+"""A group whose row is held has one connection to the database; calls that wait for their turn share a transaction."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from keylane.metaserver.groups import turns as turns_module
-from keylane.metaserver.groups.turns import AT_ONCE_MAX, Turns
+from keylane.metaserver.groups.turns import Turns, Work
 from keylane.protocol.errors import StorageError
 
 
 class HeldRow:
-    """Calls that wait for a row until it is let go."""
+    """Transactions that wait for a row until it is let go."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self.free = asyncio.Event()
         self.begun = 0
+        self.fails = False
 
-    async def lock(self) -> int:
+    async def run(self, work: Work) -> Any:
         self.begun += 1
-        number = self.begun
         await self.free.wait()
-        return number
+        if self.fails:
+            raise StorageError("no answer in time", operation="query")
+        return work(self._connection)
 
 
-async def waiting(turns: Turns, row: HeldRow, key: int, count: int) -> list[asyncio.Task[int]]:
-    tasks = [asyncio.create_task(turns.run(key, row.lock)) for _ in range(count)]
+@pytest.fixture
+def row() -> Iterator[HeldRow]:
+    engine = sa.create_engine("sqlite://")
+    with engine.connect() as connection:
+        yield HeldRow(connection)
+    engine.dispose()
+
+
+async def waiting(turns: Turns, key: int, count: int) -> list[asyncio.Task[int]]:
+    tasks = [
+        asyncio.create_task(turns.run(key, lambda _connection, number=number: number))
+        for number in range(count)
+    ]
     await asyncio.sleep(0.01)
     return tasks
 
 
-async def test_turns_let_few_calls_run_when_the_row_of_their_group_is_held():
-    turns, held, other = Turns(), HeldRow(), HeldRow()
-    late = await waiting(turns, held, 1, 5)
-    await waiting(turns, other, 2, 1)
-    assert (held.begun, other.begun) == (AT_ONCE_MAX, 1)
-    held.free.set()
-    assert await asyncio.gather(*late) == [1, 2, 3, 4, 5]
-
-
-async def test_turn_lasts_to_the_end_of_its_call_when_its_caller_is_cancelled():
-    """Its transaction goes on, and has its connection; who has not begun leaves the queue."""
-    turns, row = Turns(), HeldRow()
-    late = await waiting(turns, row, 1, 4)
-    for task in late[:3]:
-        task.cancel()
-    await asyncio.wait(late[:3])
-    assert row.begun == AT_ONCE_MAX
+async def test_calls_of_one_group_share_a_transaction_when_its_row_was_held(row: HeldRow):
+    turns = Turns(row.run)
+    late = await waiting(turns, 1, 1)
+    late += await waiting(turns, 1, 5)
+    await waiting(turns, 2, 1)
+    assert row.begun == 2  # one of each group
     row.free.set()
-    assert await late[3] == AT_ONCE_MAX + 1
-    assert not turns._rows
+    assert await asyncio.gather(*late) == [0, 0, 1, 2, 3, 4]
+    assert row.begun == 3
+    assert not turns._writers
 
 
-async def test_call_is_refused_when_its_turn_does_not_come(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(turns_module, "WAIT_S", 0.02)
-    turns, row = Turns(), HeldRow()
-    late = await waiting(turns, row, 1, AT_ONCE_MAX)
+async def test_call_leaves_the_queue_when_its_caller_is_cancelled(row: HeldRow):
+    turns = Turns(row.run)
+    done: list[int] = []
+    first = await waiting(turns, 1, 1)
+    late = asyncio.create_task(turns.run(1, lambda _connection: done.append(1)))
+    await asyncio.sleep(0.01)
+    late.cancel()
+    with suppress(asyncio.CancelledError):
+        await late
+    row.free.set()
+    assert await first[0] == 0
+    await asyncio.sleep(0.01)
+    assert not done
+    assert not turns._writers
+
+
+async def test_call_is_refused_when_its_turn_does_not_come(
+    row: HeldRow, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(turns_module, "WAIT_MS", 20)
+    turns = Turns(row.run)
+    first = await waiting(turns, 1, 1)
+    late = await waiting(turns, 1, 1)
+    await asyncio.sleep(0.05)
+    row.free.set()
+    assert await first[0] == 0
     with pytest.raises(StorageError, match="holds the row"):
-        await turns.run(1, row.lock)
-    assert row.begun == AT_ONCE_MAX
+        await late[0]
+    assert row.begun == 1
+
+
+async def test_calls_are_not_tried_alone_when_their_transaction_fails_late(
+    row: HeldRow, monkeypatch: pytest.MonkeyPatch
+):
+    """Each of them would wait as long."""
+    monkeypatch.setattr(turns_module, "WAIT_MS", 20)
+    turns = Turns(row.run)
+    late = [
+        asyncio.create_task(turns.run(1, lambda _connection: 1)),
+        asyncio.create_task(turns.run(1, lambda _connection: 2)),
+    ]
+    row.fails = True
+    await asyncio.sleep(0.05)
     row.free.set()
-    await asyncio.gather(*late)
-    assert not turns._rows
+    for each in late:
+        with pytest.raises(StorageError, match="no answer"):
+            await each
+    assert row.begun == 1
 
 
-async def test_turn_is_free_again_when_its_call_fails():
-    turns = Turns()
+async def test_turn_is_free_again_when_its_call_fails(row: HeldRow):
+    turns = Turns(row.run)
+    row.free.set()
 
-    async def fail() -> None:
+    def fail(_connection: Connection) -> None:
         raise ZeroDivisionError
 
-    for _ in range(2 * AT_ONCE_MAX):
+    for _ in range(3):
         with pytest.raises(ZeroDivisionError):
             await turns.run(1, fail)
-    assert not turns._rows
+    assert not turns._writers
