@@ -45,8 +45,10 @@ class DatabaseThatGivesUp:
     """One whose wait for the held row of A has no answer in time."""
 
     async def renew(self, work: Callable[..., object], ids: Sequence[str]) -> object:
-        if work is renew_at_once:
-            return Renewed({B: ROW} if B in ids else {}, {A: 1} if A in ids else {})
+        assert work is renew_at_once
+        return Renewed({B: ROW} if B in ids else {}, {A: 1} if A in ids else {})
+
+    async def write_first(self, work: Callable[..., object], ids: Sequence[str]) -> object:
         raise StorageError("no answer in time", operation="query")
 
 
