@@ -162,7 +162,7 @@ def prepare_sqlite(
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
-    # A deferred transaction that turns into a writer can fail half-way; an immediate one waits first.
+    # A deferred transaction that turns into a writer may fail half-way; an immediate one waits.
     begin = "BEGIN" if reads else "BEGIN IMMEDIATE"
 
     def do_begin(dbapi_connection: PoolProxiedConnection) -> None:

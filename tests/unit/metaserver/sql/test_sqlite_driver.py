@@ -144,7 +144,7 @@ async def test_reader_that_works_long_keeps_no_other_waiting(database):
 
 
 async def test_statement_is_compiled_once_when_transactions_repeat_it(database):
-    """All transactions of a connection share its compiled statements, whatever the lengths of their lists."""
+    """Transactions share compiled statements, whatever the lengths of their lists."""
     table = sa.table("t", sa.column("a", sa.Integer))
     contexts = []
 
