@@ -25,7 +25,6 @@ from ..rpc.server import Server
 from .access.targets import MetaTargets
 from .membership import ClusterMember
 from .metrics import MetaserverMetrics
-from .rehearsal import rehearse
 from .services import services_of
 from .settings import MetaserverSettings, machine_boot, prepare_folder
 from .sql.database import Database, open_database
@@ -127,7 +126,7 @@ async def running_metaserver(
             access.audit.buffer.server = f"metaserver {server.address}"
         await stack.enter_async_context(member.at_work(server.address))
         attending = asyncio.create_task(services.attendant.run())
-        watching = _watching(database, metrics, access)
+        watching = _watching(metrics, access)
         try:
             yield RunningMetaserver(server, attending, served, access)
         finally:
@@ -141,13 +140,9 @@ async def running_metaserver(
             await figures.close()
 
 
-def _watching(
-    database: WatchedDatabase, metrics: ServerMetrics, access: AccessService | None
-) -> list[asyncio.Task[None]]:
+def _watching(metrics: ServerMetrics, access: AccessService | None) -> list[asyncio.Task[None]]:
     """Begin what runs beside the periodic work."""
     watching = [asyncio.create_task(metrics.watch_loop())]
-    if database.name == "sqlite":  # on PostgreSQL others would wait for its locks
-        watching.append(asyncio.create_task(rehearse(database)))
     if access is not None:
         watching += [asyncio.create_task(run()) for run in (access.run, access.audit.run)]
     return watching

@@ -31,7 +31,7 @@ from ...protocol.membership.versions import VERSION
 from ...protocol.text import UNREADABLE_URL
 from .clock_restart import adopt_boot
 from .cluster_facts import open_cluster
-from .dialect import BEGIN_READ, BUSY_MS, prepare_sqlite
+from .dialect import BUSY_MS, prepare_sqlite
 from .group_write import GroupWriter
 from .open_files import few_files_left
 from .sqlite_driver import SqliteTransactions
@@ -274,5 +274,5 @@ def _engines(url: URL, clock: Clock, *, broker_ttl_ms: int) -> SqlDatabase:
     write = SqliteTransactions(url, partial(prepare_sqlite, clock=clock))
     renew = SqliteTransactions(url, partial(prepare_sqlite, clock=clock, durable=False))
     prepare_reader = partial(prepare_sqlite, clock=clock, reads=True)
-    reads = [SqliteTransactions(url, prepare_reader, begin=BEGIN_READ) for _ in range(READERS)]
+    reads = [SqliteTransactions(url, prepare_reader) for _ in range(READERS)]
     return SqliteDatabase(write, renew, reads)

@@ -27,8 +27,6 @@ if TYPE_CHECKING:  # each is imported by the engine that needs it
 
 BUSY_MS = 5_000
 """How long a writer waits for another process on the same SQLite file."""
-BEGIN_READ, BEGIN_WRITE = "BEGIN", "BEGIN IMMEDIATE"
-"""On SQLite.  A deferred transaction that turns into a writer can fail half-way; an immediate one waits first."""
 
 
 class now_ms(FunctionElement[int]):  # noqa: N801  a function in SQL
@@ -164,7 +162,8 @@ def prepare_sqlite(
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
-    begin = BEGIN_READ if reads else BEGIN_WRITE
+    # A deferred transaction that turns into a writer may fail half-way; an immediate one waits.
+    begin = "BEGIN" if reads else "BEGIN IMMEDIATE"
 
     def do_begin(dbapi_connection: PoolProxiedConnection) -> None:
         cursor = dbapi_connection.cursor()

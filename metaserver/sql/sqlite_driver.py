@@ -21,14 +21,12 @@ from sqlalchemy.engine import URL, Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
-from .dialect import BEGIN_WRITE
-from .quick_connection import QuickConnection
 from .transactions import CLOSE_S, ending_error, storage_error
 
 P = ParamSpec("P")
 T = TypeVar("T")
 STATEMENTS_MAX = 1_000
-"""Prepared statements that SQLite keeps of a connection; more than one has."""
+"""Compiled statements that SQLAlchemy and SQLite keep of a connection; more than one has."""
 CHUNK_ROWS = 64
 """A parameter of aiosqlite for iteration, which is not used here."""
 
@@ -48,23 +46,22 @@ class SqliteTransactions:
 
     Args:
         prepare: sets up the engine before its first transaction.
-        begin: the SQL that begins a transaction.
     """
 
-    def __init__(
-        self, url: URL, prepare: Callable[[sa.Engine], None], *, begin: str = BEGIN_WRITE
-    ) -> None:
+    def __init__(self, url: URL, prepare: Callable[[sa.Engine], None]) -> None:
         self._url = url
-        self._begin = begin
         self.engine = sa.create_engine(
-            url.set(drivername="sqlite"), creator=self._raw, poolclass=StaticPool
+            url.set(drivername="sqlite"),
+            creator=self._raw,
+            poolclass=StaticPool,
+            query_cache_size=STATEMENTS_MAX,
         )
         """Used in the connection's thread alone; sqlite3 refuses another one."""
         prepare(self.engine)
         self._connection: ThreadedConnection | None = None
         self._sqlite: sqlite3.Connection | None = None
-        self._quick: QuickConnection | None = None
-        """Made and used in the connection's thread."""
+        self._kept: Connection | None = None
+        """Of the engine, for all transactions; made and used in the connection's thread."""
         self._opening = asyncio.Lock()
         self._closed = False
         self.pending = 0
@@ -100,9 +97,10 @@ class SqliteTransactions:
         **kwargs: P.kwargs,
     ) -> T:
         """In the connection's thread."""
-        if self._quick is None:
-            self._quick = QuickConnection(self.engine, begin=self._begin)
-        return self._quick.transact(work, *args, **kwargs)
+        if self._kept is None:
+            self._kept = self.engine.connect()
+        with self._kept.begin():
+            return work(self._kept, *args, **kwargs)
 
     async def _open(self) -> ThreadedConnection:
         async with self._opening:
@@ -127,8 +125,8 @@ class SqliteTransactions:
 
     def _end(self) -> None:
         """In the connection's thread."""
-        if self._quick is not None:
-            self._quick.close()
+        if self._kept is not None:
+            self._kept.close()
         self.engine.dispose()
 
     async def close(self) -> None:

@@ -18,14 +18,13 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.pool import StaticPool
 
 from ...metaserver.sql.dialect import prepare_sqlite
-from ...metaserver.sql.quick_connection import QuickConnection
 from ...metaserver.sql.schema import metadata
 from ...protocol.clock import Clock
 
 P = ParamSpec("P")
 T = TypeVar("T")
 STATEMENTS_MAX = 5_000
-"""Prepared statements that SQLite keeps; more than the metaserver has."""
+"""Compiled statements that SQLAlchemy and SQLite keep; more than the metaserver has."""
 
 
 class BootClock(Protocol):
@@ -70,7 +69,7 @@ class ClockOfNow:
 class Connected(NamedTuple):
     """The connection of this process; `empty` is a database with the schema and no rows."""
 
-    quick: QuickConnection
+    kept: Connection
     raw: sqlite3.Connection
     clock: ClockOfNow
     empty: bytes
@@ -79,7 +78,12 @@ class Connected(NamedTuple):
 def memory_engine(clock: Clock) -> tuple[sa.Engine, sqlite3.Connection]:
     """An empty database in memory and its one connection, which is closed once the engine is gone: SQLite warns otherwise."""
     raw = sqlite3.connect(":memory:", check_same_thread=False, cached_statements=STATEMENTS_MAX)
-    engine = sa.create_engine("sqlite://", creator=lambda: raw, poolclass=StaticPool)
+    engine = sa.create_engine(
+        "sqlite://",
+        creator=lambda: raw,
+        poolclass=StaticPool,
+        query_cache_size=STATEMENTS_MAX,
+    )
     weakref.finalize(engine, raw.close)
     prepare_sqlite(engine, clock)
     return engine, raw
@@ -92,7 +96,7 @@ def connected() -> Connected:
     engine, raw = memory_engine(clock)
     with engine.begin() as connection:
         metadata.create_all(connection)
-    return Connected(QuickConnection(engine), raw, clock, raw.serialize())
+    return Connected(engine.connect(), raw, clock, raw.serialize())
 
 
 def forget_database() -> None:
@@ -106,7 +110,7 @@ class MemoryDatabase:
     name = "memory"
 
     def __init__(self, machine: BootClock) -> None:
-        self._quick, raw, clock, empty = connected()
+        self._kept, raw, clock, empty = connected()
         clock.machine = machine
         raw.deserialize(empty)
 
@@ -114,23 +118,17 @@ class MemoryDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run a transaction now."""
-        return self._quick.transact(work, *args, **kwargs)
+        with self._kept.begin():
+            return work(self._kept, *args, **kwargs)
 
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.write`.  Other processes may run before it."""
         await asyncio.sleep(0)
-        return self._quick.transact(work, *args, **kwargs)
+        return self.transact(work, *args, **kwargs)
 
-    write_first = renew = write
-
-    async def read(
-        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """See `Database.read`.  Nothing else runs meanwhile, so it needs no transaction."""
-        await asyncio.sleep(0)
-        return work(self._quick, *args, **kwargs)
+    write_first = renew = read = write
 
     async def problem(self) -> str:
         """Why it cannot be written: it always can."""

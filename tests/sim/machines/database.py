@@ -112,7 +112,8 @@ class Shelf:
         return result
 
     def look(self, work: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        return self._connection.transact(work, *args, **kwargs)
+        with self._connection.begin():
+            return work(self._connection, *args, **kwargs)
 
     def _check_able(self, event: Granted) -> None:
         """A session that is suspended is granted nothing."""

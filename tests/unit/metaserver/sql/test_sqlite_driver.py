@@ -141,3 +141,19 @@ async def test_reader_that_works_long_keeps_no_other_waiting(database):
             await database.read(lambda connection: connection.execute(sa.text("SELECT 1")).all())
     go_on.set()
     assert await reading
+
+
+async def test_statement_is_compiled_once_when_transactions_repeat_it(database):
+    """Transactions share compiled statements, whatever the lengths of their lists."""
+    table = sa.table("t", sa.column("a", sa.Integer))
+    contexts = []
+
+    def look(connection, wanted):
+        some = sa.select(table.c.a).where(table.c.a.in_(wanted))
+        answer = connection.execute(some)
+        contexts.append(answer.context.compiled)
+        return answer.scalars().all()
+
+    await database.write(_fill)
+    assert [await database.write(look, ids) for ids in ([1], [1, 2], [])] == [[1], [1, 2], []]
+    assert len({id(compiled) for compiled in contexts}) == 1
