@@ -17,8 +17,7 @@ from .commands.cluster.app import cluster_app
 from .commands.group.app import group_app
 from .commands.meta.app import meta_app
 from .commands.outbox.app import outbox_app
-from .commands.parked.app import parked_app
-from .commands.parked.dead import dead_app
+from .commands.parked.app import dead_app, parked_app
 from .commands.programs import ServerProgram, add_run, config_app, metaserver_app
 from .commands.queue.app import queue_app
 from .commands.scheduled.app import scheduled_app
