@@ -25,10 +25,10 @@ from .commands.spark.app import spark_app
 from .commands.subject.app import subject_app
 from .options import (
     BROKERS_MAX,
-    META_DEFAULT,
     ROWS_MIN,
     ROWS_TOTAL,
     WAIT_S,
+    Answer,
     DelayOption,
     DeliverAtOption,
     FileOption,
@@ -37,11 +37,11 @@ from .options import (
     KeyFieldOption,
     KeylessOption,
     LimitOption,
-    MetaOption,
     OutputFormat,
     OutputOption,
     SubjectArgument,
     TagOption,
+    expanded,
 )
 from .usage import run_command_line
 
@@ -150,6 +150,7 @@ def dev(
 
 
 @app.command()
+@expanded
 def wait(
     brokers: Annotated[
         int, typer.Option(min=0, help="How many broker groups have to be available.")
@@ -158,14 +159,13 @@ def wait(
         float,
         typer.Option(min=0.1, max=86_400, metavar="SECONDS", help="Give up after this time."),
     ] = 60,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    *,
+    answer: Answer,
 ) -> None:
     """Wait until a metaserver is ready and enough broker groups are available; status 0 then, else 1."""
     from .commands.wait import wait_for_servers
-    from .screen import run
 
-    run(output, wait_for_servers(meta, output, brokers=brokers, timeout_s=timeout))
+    answer.run(wait_for_servers, brokers=brokers, timeout_s=timeout)
 
 
 @app.command()
@@ -191,6 +191,7 @@ def demo(
 
 
 @app.command()
+@expanded
 def produce(
     *,
     subject: SubjectArgument,
@@ -216,13 +217,11 @@ def produce(
     json: Annotated[
         bool, typer.Option("--json", help='Lines are {"key": …, "value": …, "properties": …}.')
     ] = False,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Send one message, or the lines of standard input, or the lines or rows of a file."""
     from .commands.produce import SendOptions
     from .commands.produce import produce as work
-    from .screen import run
 
     options = SendOptions(
         subject=subject,
@@ -239,10 +238,11 @@ def produce(
         deliver_at=deliver_at,
         delay_s=delay,
     )
-    run(output, work(meta, output, options))
+    answer.run(work, options)
 
 
 @app.command()
+@expanded
 def consume(
     *,
     subject: SubjectArgument,
@@ -272,31 +272,26 @@ def consume(
         ),
     ] = False,
     tag: TagOption = None,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Print messages as a member of a group; each is acked after it was printed."""
     from .commands.consume import consume as work
-    from .screen import run
 
-    run(
-        output,
-        work(
-            meta,
-            output,
-            subject=subject,
-            group=group,
-            count=count,
-            template=format,
-            idle_s=idle,
-            ttl_ms=ttl_ms,
-            shared=shared,
-            tags=tag,
-        ),
+    answer.run(
+        work,
+        subject=subject,
+        group=group,
+        count=count,
+        template=format,
+        idle_s=idle,
+        ttl_ms=ttl_ms,
+        shared=shared,
+        tags=tag,
     )
 
 
 @app.command()
+@expanded
 def read(
     *,
     subject: SubjectArgument,
@@ -334,28 +329,22 @@ def read(
             help="How a line looks; a template is as {partition}:{offset} {key} {value}.",
         ),
     ] = "text",
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Print messages of a subject by time, offset and key; no group, no lock, no acks."""
     from .commands.read import read_subject
-    from .screen import run
 
-    run(
-        output,
-        read_subject(
-            meta,
-            output,
-            subject,
-            start=start,
-            stop=stop,
-            key=key,
-            tags=tag,
-            partition=partition,
-            limit=limit,
-            follow=follow,
-            template=format,
-        ),
+    answer.run(
+        read_subject,
+        subject,
+        start=start,
+        stop=stop,
+        key=key,
+        tags=tag,
+        partition=partition,
+        limit=limit,
+        follow=follow,
+        template=format,
     )
 
 

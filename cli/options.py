@@ -96,8 +96,8 @@ def expanded(
     parameters: list[inspect.Parameter] = []
     for each in inspect.signature(command, eval_str=True).parameters.values():
         kind: Any = each.annotation
-        if is_dataclass(kind):
-            group = instead.get(kind, kind)
+        if is_dataclass(each.annotation):
+            group: type[Any] = instead.get(kind, kind)
             options = _options_of(group)
             groups[each.name] = group, [option.name for option in options]
             parameters += options
