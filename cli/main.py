@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ..protocol.limits import TTL_MS_MAX, TTL_MS_MIN
+from .answer import Answer, expanded
 from .commands.access.app import access_app
 from .commands.broker.app import broker_app
 from .commands.cluster.app import cluster_app
@@ -28,7 +29,6 @@ from .options import (
     ROWS_MIN,
     ROWS_TOTAL,
     WAIT_S,
-    Answer,
     DelayOption,
     DeliverAtOption,
     FileOption,
@@ -41,7 +41,6 @@ from .options import (
     OutputOption,
     SubjectArgument,
     TagOption,
-    expanded,
 )
 from .usage import run_command_line
 

@@ -7,11 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ...options import (
-    Answer,
-    expanded,
-    parse_time,
-)
+from ...answer import Answer, expanded
+from ...options import parse_time
 from ...screen import make_table, show_line, show_table
 from .audit import show_audit
 from .quota import quota_app

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ...options import Answer, expanded
+from ...answer import Answer, expanded
 from ...screen import make_table, show_line, show_table
 from .running import ask_and_show
 

@@ -7,15 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ...options import (
-    Answer,
-    DryRunOption,
-    OutputFormat,
-    OutputOption,
-    WaitOption,
-    YesOption,
-    expanded,
-)
+from ...answer import Answer, expanded
+from ...options import DryRunOption, OutputFormat, OutputOption, WaitOption, YesOption
 
 broker_app = typer.Typer(
     no_args_is_help=True, help="Look at brokers, take them out of use, check their data folders."

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ...options import Answer, OutputFormat, OutputOption, expanded
+from ...answer import Answer, expanded
+from ...options import OutputFormat, OutputOption
 
 cluster_app = typer.Typer(
     no_args_is_help=True, help="Files for the hosts of a new cluster; check of a running one."

@@ -8,9 +8,9 @@ import typer
 
 from ....protocol.groups import TRIES_MAX_MAX, FailurePolicy, FullPolicy
 from ....protocol.routing import ConsumeStrategy
+from ...answer import Answer, expanded
 from ...options import (
     AllPartitionsOption,
-    Answer,
     CancelOption,
     ConsumerGroupArgument,
     DryRunOption,
@@ -19,7 +19,6 @@ from ...options import (
     SubjectArgument,
     WaitOption,
     YesOption,
-    expanded,
 )
 
 group_app = typer.Typer(

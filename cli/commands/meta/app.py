@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ...options import Answer, OutputFormat, OutputOption, expanded
+from ...answer import Answer, expanded
+from ...options import OutputFormat, OutputOption
 
 meta_app = typer.Typer(no_args_is_help=True, help="Look after the metaserver's database.")
 DataOption = Annotated[

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from ...options import Answer, ConsumerGroupArgument, SubjectArgument, expanded
+from ...answer import Answer, expanded
+from ...options import ConsumerGroupArgument, SubjectArgument
 from .selection import (
     Change,
     DeadPlace,

@@ -7,11 +7,8 @@ from typing import Annotated
 import typer
 
 from ....protocol.control import TimeBound
-from ...options import (
-    Answer,
-    SubjectArgument,
-    expanded,
-)
+from ...answer import Answer, expanded
+from ...options import SubjectArgument
 
 queue_app = typer.Typer(
     no_args_is_help=True, help="Read and look at the logic queues of static subjects."

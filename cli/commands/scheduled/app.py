@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ....protocol.limits import SCHEDULED_LISTED_MAX
-from ...options import Answer, expanded
+from ...answer import Answer, expanded
 
 scheduled_app = typer.Typer(
     no_args_is_help=True, help="List and cancel messages that brokers keep for a later delivery."

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ....protocol.limits import PARTITIONS_MAX
-from ...options import Answer, expanded
+from ...answer import Answer, expanded
 
 spark_app = typer.Typer(no_args_is_help=True, help="Work on subjects with Spark.")
 

@@ -9,15 +9,14 @@ import typer
 from ....protocol.control import Retention
 from ....protocol.limits import MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX_MIN, PARTITIONS_MAX
 from ....protocol.routing import OrderStrategy
+from ...answer import Answer, expanded
 from ...options import (
     AllPartitionsOption,
-    Answer,
     DryRunOption,
     ForceOption,
     SubjectArgument,
     WaitOption,
     YesOption,
-    expanded,
 )
 from ..broker.app import evacuate
 
