@@ -1,5 +1,6 @@
 """Administration: subjects, consumer groups, partitions and brokers of a cluster, as typed calls."""
 
+from ..protocol.access.rights import AccessGrant, Rights
 from ..protocol.control import (
     BrokerView,
     GivenUpPartition,
@@ -16,6 +17,10 @@ from ..protocol.control import (
     TimeBound,
 )
 from ..protocol.groups import GroupPolicy, GroupSettings, GroupStart, StartAt
+from ..protocol.http.access import Decision, GrantList, GrantRow, MadeToken, TokenList, TokenView
+from ..protocol.http.audit import AuditEvent, AuditPage, AuditRow
+from ..protocol.http.quotas import QuotaList, QuotaRow
+from ..protocol.membership.cluster_view import ClusterView, MemberView
 from ..protocol.operations import (
     BusySubject,
     GroupLoss,
@@ -58,6 +63,21 @@ from .views import (
 )
 
 __all__ = [
+    "AccessGrant",
+    "AuditEvent",
+    "AuditPage",
+    "AuditRow",
+    "ClusterView",
+    "Decision",
+    "GrantList",
+    "GrantRow",
+    "MadeToken",
+    "MemberView",
+    "QuotaList",
+    "QuotaRow",
+    "Rights",
+    "TokenList",
+    "TokenView",
     "Admin",
     "BrokerList",
     "BrokerView",

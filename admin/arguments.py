@@ -8,8 +8,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ..protocol.access.principals import check_principal
+from ..protocol.access.rights import AccessGrant, Rights, check_grant, check_granted
 from ..protocol.errors import InvalidRequestError
-from ..protocol.text import bad_text, refused_value
+from ..protocol.http.access import ChangeGrant
+from ..protocol.reading.instants import since_1970_ms
+from ..protocol.text import bad_text, is_not_a_time, refused_value
 
 T = TypeVar("T")
 
@@ -73,3 +77,32 @@ def mapping_of(name: str, given: object) -> dict[Any, Any]:
     if not isinstance(given, Mapping):
         raise InvalidRequestError(f"{name} must be a mapping, not {given!r:.60}")
     return dict(given)
+
+
+def grant_change(principal: str, right: Rights | str, subject: str, group: str) -> ChangeGrant:
+    """A right of a principal, to be granted or taken back.  Raises InvalidRequestError."""
+    check_principal(principal)
+    check_granted(right)
+    fields = {"right": right, "subject": subject, "group": group}
+    return ChangeGrant(principal=principal, grant=check_grant(checked(AccessGrant, fields)))
+
+
+def principal_query(principal: str | None) -> dict[str, str] | None:
+    """The query of a call about one principal, or about all of them.  Raises InvalidNameError."""
+    return None if principal is None else {"principal": check_principal(principal)}
+
+
+def instant_ms(name: str, at: datetime | None) -> int:
+    """
+    Milliseconds since 1970 of the argument `name`; 0 for None.
+
+    Raises:
+        InvalidRequestError: it is no datetime with a time zone.
+    """
+    if at is None:
+        return 0
+    if not isinstance(at, datetime) or is_not_a_time(at):
+        raise InvalidRequestError(f"{name} must be a datetime with a time zone, not {at!r:.60}")
+    if at.utcoffset() is None:
+        raise InvalidRequestError(f"{name} needs a time zone: {at.isoformat()}")
+    return since_1970_ms(at)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
-from typing import Self
+from itertools import islice
+from types import EllipsisType
+from typing import Self, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
+from ..protocol import endpoints
+from ..protocol.access.quota import NO_QUOTA, Quota, check_quota, check_sessions, check_together
+from ..protocol.access.rights import ANY, Rights
 from ..protocol.address import addresses_of
 from ..protocol.control import (
     AcceptFolder,
@@ -20,6 +28,7 @@ from ..protocol.control import (
     GroupSummary,
     GroupView,
     Health,
+    PartitionStatus,
     RefusedBroker,
     Retention,
     SubjectDeletion,
@@ -27,45 +36,115 @@ from ..protocol.control import (
     SubjectView,
     SwitchGroup,
 )
-from ..protocol.errors import ConfigError, InvalidRequestError, OperationUnknownError
+from ..protocol.errors import (
+    AccessDeniedError,
+    ConfigError,
+    ForeignServerError,
+    GroupUnknownError,
+    InvalidRequestError,
+    KeylaneError,
+    NotSentError,
+    OperationUnknownError,
+    ParkedKeyUnknownError,
+    ParkedMessageUnknownError,
+    PartitionUnknownError,
+    ScheduledUnknownError,
+    UnauthenticatedError,
+)
+from ..protocol.frames import EditParked, ParkedEdited
+from ..protocol.groups import (
+    CreateGroup,
+    FailurePolicy,
+    FullPolicy,
+    GroupSettings,
+    SetGroup,
+    StartAt,
+    SuspendGroup,
+)
+from ..protocol.http.access import (
+    CheckAccess,
+    CreateToken,
+    Decision,
+    GrantList,
+    MadeToken,
+    TokenList,
+    TokenView,
+)
+from ..protocol.http.audit import AuditPage
+from ..protocol.http.endpoint import Endpoint
+from ..protocol.http.quotas import QuotaKind, QuotaList, SetQuota, UnsetQuota
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.ids import MAX_I64, check_name
-from ..protocol.limits import MESSAGE_BYTES_MAX
+from ..protocol.limits import MESSAGE_BYTES_MAX, SCHEDULED_LISTED_MAX
+from ..protocol.membership.cluster_view import ClusterView
+from ..protocol.message import check_message_size, pack_properties
 from ..protocol.operations import (
     ROUTE_FINAL,
+    Cordon,
+    HideSubject,
     OperationKind,
     OperationList,
     OperationView,
+    Publication,
+    PublishSubject,
     Reshape,
     SetSubject,
     SubjectHistory,
 )
-from ..protocol.progress import GroupReset, ResetTo
-from ..protocol.routing import ConsumeStrategy, OrderStrategy
-from ..protocol.settings import flag_problems, range_problems, refuse_call
+from ..protocol.parked import ChangeParkedKey, ParkKey, ParkState
+from ..protocol.progress import CanceledReset, GroupReset, ResetTo
+from ..protocol.reading.instants import check_unit
+from ..protocol.reprocess.holds import HoldView, SetHold
+from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState
+from ..protocol.scheduled.receipt import CancelOutcome, ScheduledPage
+from ..protocol.settings import flag_problems, is_within, range_problems, refuse_call
 from ..protocol.verification import Verification
-from ..rpc.client import MetaClient
+from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.connections import Connections, clean_up, in_turns
+from ..rpc.environment import environment_of
+from ..rpc.home import Resident
 from ..rpc.race import outlives_cancel
 from . import views
-from .access import AccessCalls
-from .arguments import checked
+from .arguments import check_where, checked, grant_change, instant_ms, mapping_of, principal_query
 from .group_resets import reset_group
-from .groups import GroupCalls
-from .holds import HoldCalls
-from .members import MemberCalls
-from .parked import ParkedCalls
-from .publications import PublicationCalls
-from .scheduled import ScheduledCalls
-from .undrained import UndrainedCalls
+from .parked_reading import (
+    ParkedReader,
+    ParkedRow,
+    chosen_rows,
+    edited,
+    kept_properties,
+    view_of_rows,
+    views_by_error,
+    with_edit,
+)
+from .parked_views import (
+    AnyKey,
+    ParkedKeyView,
+    ParkedMessage,
+    Row,
+    WantedKeys,
+    first_in_lineage,
+    in_parts,
+    view_of,
+)
+from .scheduled import ScheduledMessages, is_scheduled_id
+from .undrained import UndrainedPartition, undrained_partitions
 from .views import BrokerList, GroupDescription, SubjectChange, SubjectDescription
 
+T = TypeVar("T")
 POLL_MS = 100
+PASSES_MAX = 3
+"""How often the pages of a partition are read while keys are parked and freed meanwhile."""
+PARKED_PAGE = 1_000
+"""Keys in a page of what is parked."""
+ADOPTION_S = 1.0
+"""How long what is parked is looked for again, where a sealed partition has passed it on and its children do not have it yet."""
+ADOPTION_PAUSE_S = 0.05
+TOGETHER = 64
+"""Keys that are redriven at once, which a broker makes durable together."""
 
 
-class Admin(
-    AccessCalls, GroupCalls, HoldCalls, MemberCalls, ParkedCalls, PublicationCalls, ScheduledCalls, UndrainedCalls
-):  # fmt: skip
+class Admin(Resident):
     """Administers a cluster.
 
         async with Admin("127.0.0.1:7000") as admin:
@@ -82,6 +161,8 @@ class Admin(
         OutcomeUnknownError: no answer came; a call that changes something may have done so.
         ForeignServerError: what answers at the address is no keylane server.
         ClosedError, ForkedError, OtherLoopError: the admin is not open, or not here.
+
+    Calls about access need the right administer on `*`, and raise AccessOffError where the metaserver has access control off.
     """
 
     def __init__(
@@ -118,7 +199,7 @@ class Admin(
         """Close every connection.  Raises OtherLoopError: the admin was opened in another event loop."""
         await clean_up(self._connections.close)
 
-    # ── subjects ──────────────────────────────────────────────────────────────────────────────────────
+    # ── subjects ───────────────────────────────────────────────────────────────────────────────────
     async def create_subject(
         self,
         subject: str,
@@ -160,7 +241,7 @@ class Admin(
     async def list_subjects(self, *, hidden: bool = False) -> list[SubjectSummary]:
         """Every subject, by name; hidden ones only with `hidden`."""
         refuse_call(flag_problems(hidden=hidden))
-        listed = (await self._meta.subjects()).subjects
+        listed = (await self._meta.call(endpoints.SUBJECTS)).subjects
         return [each for each in listed if hidden or not each.hidden_for]
 
     async def describe_subject(self, subject: str) -> SubjectDescription:
@@ -172,7 +253,7 @@ class Admin(
         Raises:
             SubjectUnknownError
         """
-        view = await self._meta.subject(check_name("subject", subject))
+        view = await self._meta.call(endpoints.SUBJECT, subject=check_name("subject", subject))
         return views.describe_subject(view, await self._statuses(view.route.partitions))
 
     async def history(self, subject: str) -> SubjectHistory:
@@ -182,7 +263,7 @@ class Admin(
         Raises:
             SubjectUnknownError
         """
-        return await self._meta.history(check_name("subject", subject))
+        return await self._meta.call(endpoints.HISTORY, subject=check_name("subject", subject))
 
     async def set_subject(
         self,
@@ -211,8 +292,10 @@ class Admin(
             "message_bytes_max": message_bytes_max,
         }
         body = checked(SetSubject, {"dry_run": dry_run, **asked})
-        view = await self._meta.subject(subject)
-        (operation,) = (await self._meta.set_subject(subject, body)).operations
+        view = await self._meta.call(endpoints.SUBJECT, subject=subject)
+        (operation,) = (
+            await self._meta.call(endpoints.SET_SUBJECT, body, subject=subject)
+        ).operations
         return views.subject_change(view, asked, operation)
 
     async def delete_subject(
@@ -232,9 +315,145 @@ class Admin(
         """
         check_name("subject", subject)
         body = checked(DeleteSubject, {"force": force, "subject_id": subject_id})
-        return await self._meta.delete_subject(subject, body)
+        return await self._meta.call(endpoints.DELETE_SUBJECT, body, subject=subject)
 
-    # ── consumer groups ───────────────────────────────────────────────────────────────────────────────
+    async def hide_subject(
+        self,
+        subject: str,
+        hidden: str,
+        *,
+        partitions: int = 0,
+        static: bool = False,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+        cut: bool = False,
+    ) -> SubjectView:
+        """
+        Make a hidden subject, to be published in `subject`; again changes nothing.
+
+        Messages are sent to it and read by its name; it has no consumer groups, and `subjects()` leaves it out.
+
+        Args:
+            partitions: of a `subject` that does not exist; `static` and `message_bytes_max` are of it as well.  A hidden
+                subject beside an existing one has that one's ranges and settings.  0: `subject` must exist.
+            cut: also seal the open partitions of `subject` and continue them by others, behind those of the hidden subject:
+                it can then take the place of all that was stored before.  Returns before the cut is done.
+
+        Raises:
+            SubjectUnknownError, SubjectDeletedError, NotEnoughBrokersError
+            PublishTargetError: `hidden` exists and is another subject, or was published.
+            OperationRunningError: the partitions of `subject` are being changed.
+            PublishOutdatedError: they have changed since the hidden subject was made, and are to be cut.
+        """
+        check_name("subject", subject)
+        fields = {
+            "partitions": partitions,
+            "static": static,
+            "message_bytes_max": message_bytes_max,
+            "cut": cut,
+        }
+        body = checked(HideSubject, {"hidden": hidden, **fields})
+        return await self._meta.hide_subject(subject, body)
+
+    async def publish_subject(
+        self,
+        hidden: str,
+        subject: str,
+        *,
+        replace: bool = False,
+        starts: Mapping[str, Mapping[int, int]] | None = None,
+        ends: Mapping[int, int] | None = None,
+        subject_id: int = 0,
+        revisions: Mapping[str, str] | None = None,
+        wait: bool = True,
+    ) -> Publication:
+        """
+        Publish a hidden subject in `subject`, with one change of its route; again changes nothing and says how far it is.
+
+        What is stored in `subject` stays before the messages of the hidden one.  Cancelled while it waits, it goes on.
+
+        Args:
+            replace: delete what is stored in `subject`: the hidden subject takes its name.
+            starts: with `replace`, for each consumer group of `subject` the first offset that it has not handled in each
+                partition of the hidden subject, by partition id.
+            ends: with `replace`, for each partition of `subject` before the cut the end of those messages that the hidden
+                subject has the rows of.  None: what is deleted is not looked at.
+            subject_id: the id of the hidden subject: another one of its name is refused.  0: the one that has the name.
+            revisions: with `starts`, for each group `revision` of `describe_group`, as it was before its cursors were looked
+                at.  None: a reset since then is not noticed.
+            wait: return when the route has changed, not at once.
+
+        Raises:
+            SubjectUnknownError, SubjectDeletedError, PublishTargetError
+            PublishOutdatedError: the partitions of `subject` have changed since the hidden subject was made.
+            OperationRunningError: they are being changed.
+            PublishGroupsError, GroupBusyError: a group of a subject that is replaced has no position, or live consumers.
+            PublishCursorsError: a group was reset, or had a consumer, since the look at its `revisions`; nothing is changed.
+            PublishBehindError: a subject that is replaced has messages behind `ends`; nothing is changed.
+        """
+        check_name("subject", hidden)
+        refuse_call(flag_problems(wait=wait))
+        placed = {
+            group: mapping_of(f"starts of {group!r:.60}", offsets)
+            for group, offsets in mapping_of("starts", {} if starts is None else starts).items()
+        }
+        known = None if ends is None else mapping_of("ends", ends)
+        seen = mapping_of("revisions", {} if revisions is None else revisions)
+        body = checked(
+            PublishSubject,
+            {"target": subject, "replace": replace, "starts": placed, "ends": known}
+            | {"subject_id": subject_id, "revisions": seen},
+        )
+        answer = await self._meta.call(endpoints.PUBLISH_SUBJECT, body, subject=hidden)
+        while wait and answer.state not in ROUTE_FINAL:
+            await asyncio.sleep(POLL_MS / 1000)
+            answer = await self._meta.call(endpoints.PUBLISH_SUBJECT, body, subject=hidden)
+        return answer
+
+    # ── consumer groups ────────────────────────────────────────────────────────────────────────────
+    async def create_group(
+        self,
+        subject: str,
+        group: str,
+        *,
+        start: StartAt | str = StartAt.EARLIEST,
+        at_ms: int | None = None,
+        cursors: Mapping[int, int] | None = None,
+        consume_strategy: ConsumeStrategy | str = ConsumeStrategy.EXCLUSIVE,
+    ) -> GroupSettings:
+        """
+        Make a consumer group, and fix where it begins; a repeat changes nothing.
+
+        Everything that is stored from this call's answer on is delivered to the group.  Partitions that are opened later, as
+        by a resize, are read from their first message.
+
+        Args:
+            start: "earliest", "latest", "time" or "cursors".
+            at_ms: milliseconds since 1970.  For "time": the group begins at the first message stored at or after it.
+                For "cursors": when they were taken, which tells a repeat from another start.
+            cursors: for "cursors": partition id → first offset; a partition that is not named is read from its first message.
+            consume_strategy: "exclusive" or "shared".
+
+        Raises:
+            SubjectUnknownError
+            OffsetOutOfRangeError: messages behind a cursor are gone.
+            GroupExistsError: it exists, with another start or strategy.
+            GroupDeletedError: a group of this name is being deleted.
+            GroupStartUnfinishedError: it is made, and a broker has not stored its start yet.
+            OverloadedError: the subject has as many groups as it may have.
+        """
+        check_where("start", start, time="at_ms", cursors="cursors")
+        check_unit("at_ms", at_ms)
+        fields = {
+            "start": {
+                "at": start,
+                "at_ms": at_ms,
+                "cursors": None if cursors is None else mapping_of("cursors", cursors),
+            },
+            "strategy": consume_strategy,
+        }
+        body = checked(CreateGroup, fields, strategy="consume_strategy")
+        return await self._of_group(endpoints.CREATE_GROUP, subject, group, body)
+
     async def list_groups(self, subject: str) -> list[GroupSummary]:
         """
         The consumer groups of a subject, by name.
@@ -242,7 +461,9 @@ class Admin(
         Raises:
             SubjectUnknownError
         """
-        return (await self._meta.groups(check_name("subject", subject))).summaries
+        return (
+            await self._meta.call(endpoints.GROUPS, subject=check_name("subject", subject))
+        ).summaries
 
     async def describe_group(self, subject: str, group: str) -> GroupDescription:
         """
@@ -253,7 +474,7 @@ class Admin(
         Raises:
             SubjectUnknownError, GroupUnknownError
         """
-        view = await self._group(subject, group)
+        view = await self._of_group(endpoints.GROUP, subject, group)
         partitions = [owner.partition for owner in view.owners]
         return views.describe_group(view, await self._statuses(partitions))
 
@@ -265,12 +486,88 @@ class Admin(
             SubjectUnknownError, GroupUnknownError
             UnreachableError: a broker does not answer, so that the lag is unknown.
         """
-        view = await self._group(subject, group)
+        view = await self._of_group(endpoints.GROUP, subject, group)
         owned = [owner.partition for owner in view.owners]
         statuses = await in_turns(self._status, owned)
         described = views.describe_group(view, {status.partition_id: status for status in statuses})
         assert described.lag is not None
         return described.lag
+
+    async def group_settings(self, subject: str, group: str) -> GroupSettings:
+        """
+        What is stored of a consumer group: its start, its failure policy, what an operator has suspended.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError
+        """
+        return await self._of_group(endpoints.GROUP_SETTINGS, subject, group)
+
+    async def set_group(
+        self,
+        subject: str,
+        group: str,
+        *,
+        on_failure: FailurePolicy | str | None = None,
+        on_full: FullPolicy | str | None = None,
+        tries_max: int | None = None,
+        backoff_first_ms: int | None = None,
+        backoff_max_ms: int | None = None,
+        forget: bool = False,
+    ) -> GroupSettings:
+        """
+        Change the stored failure policy of a consumer group; its running consumers follow within a heartbeat.
+
+        What is stored counts more than the code of the consumers; what is not stored is as their code says.
+
+        Args:
+            on_failure: "block", "park" or "dead": what becomes of a message that has failed `tries_max` times.
+            on_full: "block" or "dead": what becomes of a key that is to be parked and finds no room.
+            tries_max: 1 to 1_000_000.
+            backoff_first_ms: the pause after the first try, in milliseconds; goes with `backoff_max_ms`.
+            backoff_max_ms: the longest pause between two tries, in milliseconds.
+            forget: forget first all that was stored of the policy.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError
+            PolicyInvalidError: the fields do not work together; nothing has changed.
+        """
+        fields = {"on_failure": on_failure, "on_full": on_full, "tries_max": tries_max}
+        fields |= {
+            "forget": forget,
+            "backoff_first_ms": backoff_first_ms,
+            "backoff_max_ms": backoff_max_ms,
+        }
+        return await self._of_group(endpoints.SET_GROUP, subject, group, checked(SetGroup, fields))
+
+    async def suspend_group(
+        self, subject: str, group: str, *, client: str | None = None
+    ) -> GroupSettings:
+        """
+        Have a consumer group hand over its partitions, and get none until `resume_group`; a repeat changes nothing.
+
+        Its consumers stay open.  The switch is stored, and holds for consumers that are started later.
+
+        Args:
+            client: only the consumers of this name, also if none is there now; others take their partitions over.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError
+            SuspendedClientsError: too many clients are suspended by name.
+        """
+        return await self._switch(subject, group, client, suspended=True)
+
+    async def resume_group(
+        self, subject: str, group: str, *, client: str | None = None
+    ) -> GroupSettings:
+        """
+        End what `suspend_group` with the same `client` has begun; clients that were suspended by name stay so.
+
+        A consumer whose own code has suspended it gets nothing until its code resumes it.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError
+        """
+        return await self._switch(subject, group, client, suspended=False)
 
     async def reset_group(
         self,
@@ -312,13 +609,38 @@ class Admin(
                 would count from the new cursors: the text has the "cursors" that set the rest.
             ResetCanceledError: `cancel_reset` was called; nothing was changed.
         """
-        check_name("subject", subject)
-        check_name("consumer group", group)
         return await reset_group(
-            partial(self._meta.reset_group, subject, group),
+            partial(self._of_group, endpoints.RESET_GROUP, subject, group),
             {"to": to, "offset": offset, "at_ms": at_ms, "shift": shift, "cursors": cursors}
             | {"queue": queue, "partition_id": partition_id, "dry_run": dry_run, "live": live},
         )
+
+    async def cancel_reset(self, subject: str, group: str) -> CanceledReset:
+        """
+        Cancel a `live` reset that waits until the group's consumers hand over: they go on where they were.
+
+        Returns:
+            What the reset would have set; a repeat returns the same.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError
+            ResetForwardError: cursors may be set already, and the reset goes on by itself; it is done; or there is none.
+        """
+        return await self._of_group(endpoints.CANCEL_RESET, subject, group)
+
+    async def switch_group(
+        self, subject: str, group: str, consume_strategy: ConsumeStrategy | str
+    ) -> GroupView:
+        """
+        Change how a consumer group shares out messages: "exclusive" or "shared".
+
+        Its consumers end with an error; those that are started with the new strategy continue.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError
+        """
+        body = checked(SwitchGroup, {"strategy": consume_strategy}, strategy="consume_strategy")
+        return await self._of_group(endpoints.SWITCH_GROUP, subject, group, body)
 
     async def delete_group(
         self, subject: str, group: str, *, force: bool = False, group_id: int = 0
@@ -336,28 +658,10 @@ class Admin(
             SubjectUnknownError, GroupUnknownError
             GroupBusyError: it has live consumers, or its progress is being set.
         """
-        check_name("subject", subject)
-        check_name("consumer group", group)
         body = checked(DeleteGroup, {"force": force, "group_id": group_id})
-        return await self._meta.delete_group(subject, group, body)
+        return await self._of_group(endpoints.DELETE_GROUP, subject, group, body)
 
-    async def switch_group(
-        self, subject: str, group: str, consume_strategy: ConsumeStrategy | str
-    ) -> GroupView:
-        """
-        Change how a consumer group shares out messages: "exclusive" or "shared".
-
-        Its consumers end with an error; those that are started with the new strategy continue.
-
-        Raises:
-            SubjectUnknownError, GroupUnknownError
-        """
-        check_name("subject", subject)
-        check_name("consumer group", group)
-        body = checked(SwitchGroup, {"strategy": consume_strategy}, strategy="consume_strategy")
-        return await self._meta.switch_group(subject, group, body)
-
-    # ── partitions ────────────────────────────────────────────────────────────────────────────────────
+    # ── partitions ─────────────────────────────────────────────────────────────────────────────────
     async def resize(
         self, subject: str, partitions: int, *, dry_run: bool = False
     ) -> OperationView:
@@ -468,7 +772,7 @@ class Admin(
                 "dry_run": dry_run,
             },
         )
-        return await self._meta.reshape(body)
+        return await self._meta.call(endpoints.RESHAPE, body)
 
     async def list_operations(self, subject: str) -> list[OperationView]:
         """
@@ -477,7 +781,9 @@ class Admin(
         Raises:
             SubjectUnknownError
         """
-        return (await self._meta.operations(check_name("subject", subject))).operations
+        return (
+            await self._meta.call(endpoints.OPERATIONS, subject=check_name("subject", subject))
+        ).operations
 
     @outlives_cancel
     async def follow(self, operation: OperationView) -> AsyncGenerator[OperationView, None]:
@@ -527,9 +833,586 @@ class Admin(
             OperationForwardError: it has begun to seal, and can only be completed.
         """
         refuse_call(range_problems({"operation_id": operation_id}, {"operation_id": (1, MAX_I64)}))
-        return await self._meta.cancel_operation(operation_id)
+        return await self._meta.call(endpoints.CANCEL_OPERATION, id=operation_id)
 
-    # ── brokers ───────────────────────────────────────────────────────────────────────────────────────
+    async def undrained(self, subject: str) -> list[UndrainedPartition]:
+        """
+        What the consumer groups of a subject have not acked of its sealed partitions, by partition and group.
+
+        That includes parked messages which fail again while they are redriven.
+
+        A group gets nothing of the partitions that continue a sealed one before it has acked all of that, or parked it.
+        A broker that does not answer is no error: its partitions have a `problem`.
+
+        Raises:
+            SubjectUnknownError
+        """
+        route = (
+            await self._meta.call(endpoints.SUBJECT, subject=check_name("subject", subject))
+        ).route
+        sealed = [part for part in route.partitions if part.state is PartitionState.SEALED]
+        return undrained_partitions(sealed, await self._statuses(sealed))
+
+    async def hold(
+        self, subject: str, from_offsets: Mapping[int, int], *, job: str, ttl_ms: int
+    ) -> dict[int, tuple[HoldView, ...]]:
+        """
+        Keep messages for a job against retention, or renew that; a hold that is not renewed expires by itself.
+
+        Args:
+            from_offsets: partition id → the first offset that is kept, with all messages behind it.
+            job: whose hold it is; a later hold of the same job on a partition takes its place.
+            ttl_ms: 0 to 86_400_000; how long it lasts without being renewed, in milliseconds; 0 ends it.
+
+        Returns:
+            Partition id → every hold on it.
+
+        Raises:
+            SubjectUnknownError, PartitionUnknownError
+            OffsetOutOfRangeError: messages from the offset on are gone; the other partitions may be held.
+            OverloadedError: 16 jobs hold the partition.
+        """
+        asked = {
+            partition_id: checked(
+                SetHold, {"job": check_name("job", job), "from_offset": start, "ttl_ms": ttl_ms}
+            )
+            for partition_id, start in mapping_of("from_offsets", from_offsets).items()
+        }
+        route = await self._meta.route(check_name("subject", subject))
+        known = {int(partition.partition_id): partition for partition in route.partitions}
+        strange = sorted(asked.keys() - known.keys())
+        if strange:
+            raise PartitionUnknownError(
+                f"subject {subject} has no partition {strange[0]}", partition_id=strange[0]
+            )
+        held = await in_turns(
+            lambda partition_id: self._hold(known[partition_id], asked[partition_id]), asked
+        )
+        return dict(zip(asked, held, strict=True))
+
+    async def release_hold(self, subject: str, job: str) -> None:
+        """
+        End the holds of a job on every partition of a subject; a repeat changes nothing.
+
+        Raises:
+            SubjectUnknownError
+        """
+        body = checked(SetHold, {"job": check_name("job", job), "ttl_ms": 0})
+        route = await self._meta.route(check_name("subject", subject))
+        await in_turns(lambda partition: self._hold(partition, body), route.partitions)
+
+    # ── parked messages ────────────────────────────────────────────────────────────────────────────
+    @outlives_cancel
+    async def parked(
+        self,
+        subject: str,
+        group: str,
+        *,
+        key: bytes | EllipsisType | None = ...,
+        dead: bool | None = None,
+        partition_id: int | None = None,
+        older_than_ms: int | None = None,
+        error: str | None = None,
+        retrying: bool = False,
+        by_error: bool = False,
+    ) -> AsyncGenerator[ParkedKeyView, None]:
+        """
+        The keys that a consumer group has parked on the partitions of a subject; a key may be on two of them for a moment.
+
+        Args:
+            key: this key; b"": messages without a key, also dead letters; None: dead letters of any key; `...`: all of these.
+            dead: True: dead letters alone; with a key also those of it among dead letters of any key, which are read to
+                find them; False: all but dead letters.
+            older_than_ms: parked for at least this time; dead letters of any key, and messages without one, each for itself.
+            error: a text in the type or the text of the last failure, in the same way.
+            retrying: with what waits for retry: see `ParkedKeyView.tries`.
+            by_error: of dead letters of any key, messages without a key, and what waits for retry, a view for each type and
+                text of their failures, the most messages first.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError
+            PartitionUnknownError: `partition_id` is none of this subject.
+            UnreachableError: a broker does not answer, so that what it has parked is not known.
+        """
+        refuse_call(flag_problems(retrying=retrying, by_error=by_error))
+        wanted = _wanted(key, dead=dead, older_than_ms=older_than_ms, error=error)
+        async for view in self._listed(
+            subject,
+            group,
+            wanted,
+            partition_id,
+            retrying=retrying,
+            by_error=by_error,
+            passed_on=set(),
+        ):
+            yield view
+
+    @outlives_cancel
+    async def parked_messages(
+        self,
+        subject: str,
+        group: str,
+        key: bytes | EllipsisType | None = ...,
+        *,
+        dead: bool | None = None,
+        partition_id: int | None = None,
+        older_than_ms: int | None = None,
+        error: str | None = None,
+        first: int | None = None,
+    ) -> AsyncGenerator[ParkedMessage, None]:
+        """
+        The parked messages of a key, or of all keys asked for, the oldest of each first, read from the brokers that have them.
+
+        Args:
+            key, dead, partition_id, older_than_ms, error: as of `parked`.
+            first: the number of messages of each key on a partition, from the oldest on; None: all.
+
+        Raises:
+            ParkedKeyUnknownError: nothing of this key is parked.
+            As `parked`.
+        """
+        most = _checked_count(first)
+        wanted = _wanted(key, dead=dead, older_than_ms=older_than_ms, error=error)
+        for view in await self._views(subject, group, wanted, partition_id):
+            left = most
+            # What ends while it is read is passed over, as if it had ended before the call.
+            with contextlib.suppress(ParkedKeyUnknownError):
+                async for read in self._messages_of(subject, group, view, wanted):
+                    if not left:
+                        break
+                    left -= 1
+                    yield read
+
+    async def redrive(
+        self,
+        subject: str,
+        group: str,
+        *,
+        key: bytes | EllipsisType | None = ...,
+        dead: bool | None = None,
+        all: bool = False,  # noqa: A002 - what the caller says: all of them
+        partition_id: int | None = None,
+        older_than_ms: int | None = None,
+        error: str | None = None,
+    ) -> list[ParkedKeyView]:
+        """
+        Have the messages of parked keys handled again, the oldest first; a repeat is harmless.
+
+        Args:
+            key, dead, partition_id, older_than_ms, error: as of `parked`.
+            all: every parked key; needed if nothing else says which.
+
+        Returns:
+            The keys that were parked and are redriven now, as they were before.
+
+        Raises:
+            ParkedKeyUnknownError: nothing of `key` is parked.
+            ParkMovedError: a partition was sealed, and its children have these messages since: ask again.
+            As `parked`.
+        """
+        refuse_call(flag_problems(all=all))
+        said = _said(key, dead, partition_id, older_than_ms, error)
+        if not (all or said):
+            raise InvalidRequestError("say which keys are redriven, or all=True")
+        if key is not ...:
+            await self._views(subject, group, _wanted(key, dead=dead), partition_id)
+        wanted = _wanted(key, dead=dead, older_than_ms=older_than_ms, error=error)
+        asked = self.parked(
+            subject, group, key=key, dead=dead, partition_id=partition_id,
+            older_than_ms=older_than_ms, error=error,
+        )  # fmt: skip
+        parked = [view async for view in asked if view.state is not ParkState.REDRIVING]
+        partitions: dict[int, Partition] = {
+            each.partition_id: each for each in await self._partitions(subject, group, None)
+        }
+
+        async def ask(view: ParkedKeyView) -> ParkedKeyView | None:
+            broker = self._broker(partitions[view.partition_id])
+            return await self._redrive(broker, subject, group, view, wanted)
+
+        redriven: list[ParkedKeyView] = []
+        for begin in range(0, len(parked), TOGETHER):
+            some = islice(parked, begin, begin + TOGETHER)
+            redriven += filter(None, await asyncio.gather(*map(ask, some)))
+        return redriven
+
+    async def skip(
+        self,
+        subject: str,
+        group: str,
+        partition_id: int | None = None,
+        key: bytes | EllipsisType | None = ...,
+        *,
+        dead: bool | None = None,
+        older_than_ms: int | None = None,
+        error: str | None = None,
+        first: int | None = None,
+    ) -> int:
+        """
+        Never handle parked messages of a key: they stay stored until retention removes them, and no consumer gets them.
+
+        Args:
+            partition_id: as `parked` says; None: of all partitions.
+            key, dead, older_than_ms, error: as of `parked`; at least one of them, or `partition_id`.
+            first: the number of messages of each key on a partition, from the oldest on; None: all that are parked now.
+
+        Returns:
+            The number of skipped messages.
+
+        Raises:
+            ParkedKeyUnknownError, ParkMovedError
+            As `parked`.
+        """
+        if not _said(key, dead, partition_id, older_than_ms, error):
+            raise InvalidRequestError("say which keys are skipped")
+        most, skipped = _checked_count(first), 0
+        wanted = _wanted(key, dead=dead, older_than_ms=older_than_ms, error=error)
+        for view in await self._views(subject, group, wanted, partition_id):
+            (partition,) = await self._partitions(subject, group, view.partition_id)
+            broker = self._broker(partition)
+            left, rows = most, list[Row]()
+            for row in await self._selected(subject, group, view, wanted):
+                if left > 0:
+                    rows.append((row.source, row.start, min(row.end, row.start + left)))
+                left -= min(row.messages, left)
+            for some in in_parts(rows):
+                body = ChangeParkedKey(group=group, key_hex=_hex(view.key), skip=some)
+                await broker.control(endpoints.CHANGE_PARKED, body, id=view.partition_id)
+            skipped += most - left
+        return skipped
+
+    async def parked_message(
+        self,
+        subject: str,
+        group: str,
+        partition_id: int | None = None,
+        offset: int | None = None,
+        *,
+        key: bytes | None = None,
+        dead: bool | None = None,
+    ) -> ParkedMessage:
+        """
+        A parked message or dead letter, as consumers will get it.
+
+        Args:
+            partition_id, offset, key, dead: as of `edit_parked`.
+
+        Raises:
+            ParkedMessageUnknownError: it is not parked, or not stored any more.
+            ParkedKeyUnknownError, ParkedKeyAmbiguousError: as of `edit_parked`.
+            As `parked`.
+        """
+        place = await self._place(subject, group, partition_id, offset, key=key, dead=dead)
+        return (await self._one_parked(subject, group, *place))[0]
+
+    async def edit_parked(
+        self,
+        subject: str,
+        group: str,
+        partition_id: int | None = None,
+        offset: int | None = None,
+        *,
+        key: bytes | None = None,
+        dead: bool | None = None,
+        value: bytes | None = None,
+        properties: Mapping[str, str | bytes] | None = None,
+    ) -> ParkedMessage:
+        """
+        Put another value, or other properties, in the place of a parked message or a dead letter; its key stays.
+
+        Consumers get the new ones, with the property "keylane.edited", which has the time.  The original stays in the log.
+
+        Args:
+            partition_id, offset: of the message, as `parked_messages` says.
+            key: in their place: the oldest parked message of this order key, the one that fails.  It may be parked on a
+                partition and on one that continues it; then the former has the oldest.  With `partition_id`: of those
+                that this partition has parked.
+            dead: with a key: as of `parked`.
+            value: None: it stays.
+            properties: in place of all of them; None: they stay.
+
+        Returns:
+            The message as consumers will get it.
+
+        Raises:
+            ParkedMessageUnknownError: it is not parked, or not stored any more.
+            ParkedKeyUnknownError: nothing of `key` is parked.
+            ParkedKeyAmbiguousError: partitions that do not follow each other have it: say `partition_id`.
+            ParkedRedrivenError: messages of its key are being handled.
+            MessageTooLargeError: it would be over the limit of the subject.
+            EditsFullError: the group has too many edited messages.
+            ParkMovedError: the partition was sealed, and its children have it since: ask again.
+            As `parked`.
+        """
+        if value is None and properties is None:
+            raise InvalidRequestError("give the new value, the new properties, or both")
+        if not (value is None or isinstance(value, bytes)):
+            raise InvalidRequestError(f"a value is bytes, not {value!r:.80}")
+        if properties is not None:  # wrong ones are refused before anything is asked
+            pack_properties(properties, kept=properties)
+        source, offset = await self._place(subject, group, partition_id, offset, key=key, dead=dead)
+        read, view = await self._one_parked(subject, group, source, offset)
+        message = read.message
+        assert message is not None
+        value = message.value if value is None else value
+        packed = message.packed_properties
+        if properties is not None:
+            packed = pack_properties(properties, kept=kept_properties(properties, message))
+        limit = (await self._meta.call(endpoints.SUBJECT, subject=subject)).message_bytes_max
+        check_message_size(len(message.key), len(value), len(packed), limit)
+        (holder,) = await self._partitions(subject, group, view.partition_id)
+        ask = EditParked(view.partition_id, group, view.key, source, offset, packed)
+        answer, _ = await self._broker(holder).call(ask, value)
+        assert isinstance(answer, ParkedEdited)
+        return edited(read, value, answer.properties or b"")
+
+    # ── scheduled messages ─────────────────────────────────────────────────────────────────────────
+    async def list_scheduled(
+        self, *, subject: str | None = None, broker: str | None = None, limit: int = 100
+    ) -> ScheduledMessages:
+        """
+        The messages that are delivered next, of all subjects or one.  A broker that does not answer is no error.
+
+        Args:
+            broker: the address of the only broker to ask; then no metaserver is asked.  None: all that are available.
+            limit: at most this many messages, up to 1,000.
+
+        Raises:
+            InvalidRequestError: `limit` is no such number.
+            ConfigError: `broker` is not one address.
+            AccessDeniedError, UnauthenticatedError: the caller may not see them.
+        """
+        if subject is not None:
+            check_name("subject", subject)
+        if not is_within(limit, 1, SCHEDULED_LISTED_MAX):
+            raise InvalidRequestError(f"limit is 1 to {SCHEDULED_LISTED_MAX}, not {limit!r:.40}")
+        addresses, problems = await self._brokers_to_ask(broker)
+
+        async def ask(address: str) -> ScheduledPage | KeylaneError:
+            try:
+                client = self._connections.broker_at(address)
+                return await client.control(
+                    endpoints.SCHEDULED, query={"subject": subject, "limit": limit}
+                )
+            except (AccessDeniedError, UnauthenticatedError, ConfigError):
+                raise  # every broker says the same, and 0 messages would be no answer
+            except KeylaneError as error:
+                return error
+
+        pages = []
+        answers = await asyncio.gather(*map(ask, addresses))
+        for address, answer in zip(addresses, answers, strict=True):
+            if isinstance(answer, ScheduledPage):
+                pages.append(answer)
+            else:
+                problems[address] = answer.message
+        messages = [message for page in pages for message in page.messages]
+        return ScheduledMessages(
+            count=sum(page.count for page in pages),
+            messages=sorted(messages, key=lambda message: message.deliver_at_ms)[:limit],
+            problems=problems,
+        )
+
+    async def cancel_scheduled(
+        self, scheduled_id: str, *, broker: str | None = None
+    ) -> CancelOutcome:
+        """
+        Have a scheduled message never delivered, durably.  A repeat is harmless.
+
+        Args:
+            scheduled_id: as its receipt has it: 32 hexadecimal digits.
+            broker: as of `list_scheduled`.
+
+        Raises:
+            InvalidRequestError: not an id.
+            ScheduledUnknownError: no broker that was asked knows the message, or no longer.
+            ScheduledTakenError: it is on its way to its subject, which does not answer; ask again.
+            ConfigError: `broker` is not one address.
+            KeylaneError: what else the last broker answered, if none knows the message.
+        """
+        if not isinstance(scheduled_id, str) or not is_scheduled_id(scheduled_id):
+            raise InvalidRequestError(
+                f"the id of a scheduled message has 32 hexadecimal digits, not {scheduled_id!r:.80}"
+            )
+        addresses, problems = await self._brokers_to_ask(broker)
+        failure: KeylaneError | None = None
+        for address in addresses:
+            try:
+                client = self._connections.broker_at(address)
+                return (await client.control(endpoints.CANCEL_SCHEDULED, id=scheduled_id)).outcome
+            except ScheduledUnknownError:
+                continue
+            except KeylaneError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        text = f"no broker that was asked knows scheduled message {scheduled_id}"
+        if problems:
+            text += f"; not asked: {', '.join(problems)}"
+        raise ScheduledUnknownError(text, scheduled_id=scheduled_id)
+
+    # ── access ───────────────────────────────────────────────────────────────────────────────────────
+    async def create_token(
+        self,
+        principal: str,
+        *,
+        label: str = "",
+        begins: datetime | None = None,
+        ends: datetime | None = None,
+    ) -> MadeToken:
+        """
+        Make a token; `token` of the answer is shown this once, and is not stored.
+
+        Args:
+            principal: whose it is; the principal begins with its first token or right.
+            label: for people, such as the program that uses it.
+            begins, ends: with a time zone; None: at once, and never.
+
+        Raises:
+            InvalidRequestError: it would end before it begins, or has ended already.
+            OverloadedError: there are too many tokens or principals.
+        """
+        fields = {
+            "principal": check_name("principal", principal),
+            "label": label,
+            "begins_at_ms": instant_ms("begins", begins),
+            "ends_at_ms": instant_ms("ends", ends),
+        }
+        return await self._meta.call(endpoints.CREATE_TOKEN, checked(CreateToken, fields))
+
+    async def list_tokens(self, principal: str | None = None) -> TokenList:
+        """All tokens by id, or those of a principal; revoked and ended ones too."""
+        return await self._meta.call(endpoints.TOKENS, query=principal_query(principal))
+
+    async def revoke_token(self, token_id: int) -> TokenView:
+        """
+        Revoke a token; brokers refuse within seconds what was made with it.  A repeat changes nothing.
+
+        Raises:
+            TokenIdUnknownError
+        """
+        return await self._meta.call(endpoints.REVOKE_TOKEN, id=token_id)
+
+    async def grant(
+        self, principal: str, right: Rights | str, *, subject: str = ANY, group: str = ANY
+    ) -> None:
+        """
+        Grant a right; a repeat changes nothing.
+
+        Args:
+            right: "produce", "consume", "read", "administer" or "cluster".
+            subject, group: a name, or the beginning of names and `*`.
+
+        Raises:
+            OverloadedError: the principal has as many rights as it may.
+        """
+        await self._meta.call(endpoints.GRANT, grant_change(principal, right, subject, group))
+
+    async def revoke_grant(
+        self, principal: str, right: Rights | str, *, subject: str = ANY, group: str = ANY
+    ) -> None:
+        """Take back exactly this right, with its patterns; a repeat changes nothing."""
+        await self._meta.call(
+            endpoints.REVOKE_GRANT, grant_change(principal, right, subject, group)
+        )
+
+    async def list_grants(self, principal: str | None = None) -> GrantList:
+        """All rights, or those of a principal."""
+        return await self._meta.call(endpoints.GRANTS, query=principal_query(principal))
+
+    async def check_access(
+        self, principal: str, right: Rights | str, *, subject: str = "", group: str = ""
+    ) -> Decision:
+        """Whether a principal has a right on a subject and group, and by which grant; "": on all of them."""
+        fields = {"principal": principal, "right": right, "subject": subject, "group": group}
+        return await self._meta.call(endpoints.CHECK_ACCESS, checked(CheckAccess, fields))
+
+    async def set_quota(
+        self,
+        name: str,
+        *,
+        bytes_per_s: int = 0,
+        requests_per_s: int = 0,
+        connections: int = 0,
+        subjects: int = 0,
+        scheduled_bytes: int = 0,
+        sessions: int = 0,
+        kind: QuotaKind = "principal",
+    ) -> None:
+        """
+        Limit a principal at each server, or each subject that a pattern means, in place of the limits before.
+
+        Who is over a limit waits, and hears for how long; a connection above `connections` is refused.
+
+        Args:
+            name: a principal, `*` for all without a quota of their own; with kind="subject" a subject or pattern.
+            bytes_per_s: of messages, sent and received; 0: no limit.  Of a subject: of messages stored at each broker.
+
+            subjects: with kind="subject", how many subjects there may be of a pattern.
+            scheduled_bytes: with kind="subject", bytes of messages that wait for a later delivery, of all subjects of a
+                pattern together, at each broker.
+            sessions: consumers of a principal at a time, of all groups together.
+
+        Raises:
+            OverloadedError: there are too many quotas.
+        """
+        quota = {
+            "bytes_per_s": bytes_per_s,
+            "requests_per_s": requests_per_s,
+            "connections": connections,
+        }
+        counts = {"subjects": subjects, "scheduled_bytes": scheduled_bytes, "sessions": sessions}
+        for limit, value in (quota | counts).items():
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise InvalidRequestError(f"{limit} must be a whole number, not {value!r:.40}")
+        limits = Quota(**quota)
+        body = checked(SetQuota, {"kind": kind, "name": name, "quota": limits, **counts})
+        check_together(name, subjects, scheduled_bytes, of_subjects=kind == "subject")
+        check_sessions(sessions, of_subjects=kind == "subject")
+        if limits != NO_QUOTA or not any(counts.values()):
+            check_quota(limits)
+        await self._meta.call(endpoints.SET_QUOTA, body)
+
+    async def unset_quota(self, name: str, *, kind: QuotaKind = "principal") -> None:
+        """End the limits of a principal or of subjects; a repeat changes nothing."""
+        await self._meta.call(
+            endpoints.UNSET_QUOTA, checked(UnsetQuota, {"kind": kind, "name": name})
+        )
+
+    async def list_quotas(self) -> QuotaList:
+        """The limits of principals and subjects."""
+        return await self._meta.call(endpoints.QUOTAS)
+
+    async def list_audit(
+        self,
+        *,
+        who: str | None = None,
+        subject: str | None = None,
+        outcome: str | None = None,
+        since: datetime | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> AuditPage:
+        """
+        Who did what to subjects, groups, rights and messages, and who was refused; the newest first.
+
+        Args:
+            outcome: "done" or "refused".
+            since: with a time zone.
+            before: `before` of the page with newer ones.
+            limit: events in the page, 1 to 500.
+        """
+        query = {
+            "who": who,
+            "subject": subject,
+            "outcome": outcome,
+            "since_ms": instant_ms("since", since),
+            "before": before,
+            "limit": limit,
+        }
+        return await self._meta.call(endpoints.AUDIT, query=query)
+
+    # ── brokers ────────────────────────────────────────────────────────────────────────────────────
     async def list_brokers(self) -> BrokerList:
         """Every broker group that ever reported itself, and the brokers that are refused."""
         details = (await self._meta.health()).details
@@ -571,7 +1454,7 @@ class Admin(
         """
         check_name("broker group", broker_group)
         body = checked(AcceptFolder, {"address": address, "dry_run": dry_run})
-        return await self._meta.accept_folder(broker_group, body)
+        return await self._meta.call(endpoints.ACCEPT_FOLDER, body, group=broker_group)
 
     async def broker_health(self, address: str) -> Health:
         """
@@ -587,7 +1470,7 @@ class Admin(
             raise ConfigError(f"the health of one broker is asked for, not of {address!r:.80}")
         return await self._connections.broker_at(addresses[0]).health()
 
-    # ── the cluster ───────────────────────────────────────────────────────────────────────────────────
+    # ── the cluster ────────────────────────────────────────────────────────────────────────────────
     async def health(self) -> Health:
         """
         Whether the metaserver is ready, and why not.
@@ -599,4 +1482,332 @@ class Admin(
 
     async def verify(self) -> Verification:
         """Compare the metaserver's database with the brokers; returns each check with its violations."""
-        return await self._meta.verify()
+        return await self._meta.call(endpoints.VERIFY)
+
+    async def describe_cluster(self) -> ClusterView:
+        """
+        Return the cluster's name, its version, and the version of each member.
+
+        Raises:
+            ForeignServerError: the answer is none of a metaserver.
+        """
+        details = (await self._meta.health()).details
+        try:
+            return msgspec.convert(details["cluster"], ClusterView)
+        except (KeyError, msgspec.ValidationError) as error:
+            raise ForeignServerError("the metaserver does not tell versions") from error
+
+    # ── inside: calls ──────────────────────────────────────────────────────────────────────────────
+    @property
+    def _meta(self) -> MetaClient:
+        self._connections.home.check()
+        return self._metaserver
+
+    def _broker(self, partition: Partition) -> BrokerClient:
+        if partition.address is None:
+            raise NotSentError.of_group(partition.broker_group)
+        return self._connections.broker_at(partition.address)
+
+    async def _of_group(
+        self, endpoint: Endpoint[T], subject: str, group: str, body: object = None
+    ) -> T:
+        """A call about one consumer group."""
+        check_name("subject", subject)
+        check_name("consumer group", group)
+        return await self._meta.call(endpoint, body, subject=subject, group=group)
+
+    async def _cordon(self, broker_group: str, *, cordoned: bool) -> BrokerView:
+        check_name("broker group", broker_group)
+        return await self._meta.call(
+            endpoints.CORDON, Cordon(cordoned=cordoned), group=broker_group
+        )
+
+    async def _change(self, kind: OperationKind, dry_run: bool, **fields: object) -> OperationView:
+        body = checked(Reshape, {"kind": kind, "dry_run": dry_run, **fields})
+        (operation,) = (await self._meta.call(endpoints.RESHAPE, body)).operations
+        return operation
+
+    async def _switch(
+        self, subject: str, group: str, client: str | None, *, suspended: bool
+    ) -> GroupSettings:
+        body = checked(SuspendGroup, {"suspended": suspended, "client": client})
+        return await self._of_group(endpoints.SUSPEND_GROUP, subject, group, body)
+
+    async def _status(self, partition: Partition) -> PartitionStatus:
+        """Raises NotSentError and what the broker answers."""
+        broker = self._broker(partition)
+        return await broker.control(endpoints.PARTITION, id=partition.partition_id)
+
+    async def _statuses(self, partitions: Iterable[Partition]) -> dict[int, PartitionStatus | str]:
+        """Partition id → its status, or why there is none."""
+
+        async def ask(partition: Partition) -> tuple[int, PartitionStatus | str]:
+            try:
+                return partition.partition_id, await self._status(partition)
+            except KeylaneError as error:
+                return partition.partition_id, error.message
+
+        return dict(await in_turns(ask, partitions))
+
+    async def _hold(self, partition: Partition, body: SetHold) -> tuple[HoldView, ...]:
+        broker = self._broker(partition)
+        return (await broker.control(endpoints.HOLD, body, id=partition.partition_id)).holds
+
+    async def _brokers_to_ask(self, broker: str | None) -> tuple[Sequence[str], dict[str, str]]:
+        """The addresses of the brokers to ask, and why others are not."""
+        if broker is not None:
+            self._connections.home.check()
+            addresses = addresses_of(broker)
+            if len(addresses) > 1:
+                raise ConfigError(f"one broker is asked, not {broker!r:.80}")
+            return addresses, {}
+        brokers = (await self._meta.health()).details.get("brokers", [])
+        silent = {
+            each["broker_group"]: "the broker is silent"
+            for each in brokers
+            if not each["available"]
+        }
+        return [each["address"] for each in brokers if each["available"]], silent
+
+    # ── inside: parked messages ────────────────────────────────────────────────────────────────────
+    async def _listed(
+        self,
+        subject: str,
+        group: str,
+        wanted: WantedKeys,
+        partition_id: int | None,
+        *,
+        passed_on: set[int],
+        retrying: bool = False,
+        by_error: bool = False,
+    ) -> AsyncIterator[ParkedKeyView]:
+        """The keys of `parked`; `passed_on` gets the sealed partitions whose children have what they had, or take it now."""
+        for partition in await self._partitions(subject, group, partition_id):
+            views = await self._parked_on(partition, group, retrying=retrying)
+            if views is None:
+                passed_on.add(partition.partition_id)
+            for view in views or ():
+                if not wanted.matches(view):
+                    continue
+                if not (wanted.picks(view) or (by_error and view.is_loose)):
+                    yield view
+                    continue
+                rows = await self._selected(subject, group, view, wanted)
+                if rows:
+                    for each in (
+                        views_by_error(view, rows) if by_error else [view_of_rows(view, rows)]
+                    ):
+                        yield each
+
+    async def _redrive(
+        self,
+        broker: BrokerClient,
+        subject: str,
+        group: str,
+        view: ParkedKeyView,
+        wanted: WantedKeys,
+    ) -> ParkedKeyView | None:
+        """Have a broker redrive what is wanted of a key; None if it was skipped, or redriven and handled, since."""
+        bodies = [ChangeParkedKey(group=group, key_hex=_hex(view.key))]
+        if wanted.picks(view):
+            rows = await self._selected(subject, group, view, wanted)
+            bodies = [
+                ChangeParkedKey(group=group, key_hex=_hex(view.key), retry=some)
+                for some in in_parts([row[:3] for row in rows])
+            ]
+        try:
+            for body in bodies:
+                await broker.control(endpoints.CHANGE_PARKED, body, id=view.partition_id)
+        except ParkedKeyUnknownError:
+            return None
+        return view
+
+    async def _place(
+        self,
+        subject: str,
+        group: str,
+        partition_id: int | None,
+        offset: int | None,
+        *,
+        key: bytes | None,
+        dead: bool | None,
+    ) -> tuple[int, int]:
+        """The partition and the offset of a message that is named by them, or by its key."""
+        refuse_call([] if dead is None else flag_problems(dead=dead))
+        if key is None:
+            if partition_id is None or offset is None:
+                raise InvalidRequestError(
+                    "name a message by its partition and its offset, or its key"
+                )
+            return partition_id, offset
+        if offset is not None or not key:
+            raise InvalidRequestError(
+                "an offset names a message by itself" if key
+                else "messages without a key have no order: name one by its partition and its offset"
+            )  # fmt: skip
+        views = await self._views(subject, group, _wanted(key, dead=dead), partition_id)
+        partitions = await self._partitions(subject, group, None)
+        parents = {int(each.partition_id): [*map(int, each.parents)] for each in partitions}
+        first = first_in_lineage(views, parents)
+        return first.first_source, first.first_offset
+
+    async def _partitions(
+        self, subject: str, group: str, partition_id: int | None
+    ) -> Sequence[Partition]:
+        """The partitions of a subject that have data, or one of them."""
+        partitions = [
+            owner.partition
+            for owner in (await self._of_group(endpoints.GROUP, subject, group)).owners
+        ]
+        if partition_id is None:
+            return partitions
+        if not is_within(partition_id, 1, MAX_I64):
+            raise InvalidRequestError(f"not a partition id: {partition_id!r:.40}")
+        only = [each for each in partitions if each.partition_id == partition_id]
+        if not only:
+            raise PartitionUnknownError(
+                f"subject {subject!r} has no partition {partition_id}", partition_id=partition_id
+            )
+        return only
+
+    async def _broker_of(
+        self, subject: str, group: str, view: ParkedKeyView, served: Mapping[int, Partition]
+    ) -> BrokerClient:
+        """The broker that has a view; one of a partition that was opened since `served` was read is asked for."""
+        partition = served.get(view.partition_id)
+        if partition is None:
+            (partition,) = await self._partitions(subject, group, view.partition_id)
+        return self._broker(partition)
+
+    async def _parked_on(
+        self, partition: Partition, group: str, *, retrying: bool = False
+    ) -> list[ParkedKeyView] | None:
+        """What a group has parked on a partition; None where its children have adopted it, or do so now."""
+        broker, number = self._broker(partition), partition.partition_id
+        asked = {"group": group, "count": PARKED_PAGE, "retrying": 1 if retrying else None}
+        views_by_key: dict[tuple[ParkKey, int | None], ParkedKeyView] = {}
+        for _ in range(PASSES_MAX):
+            known, pages, more = len(views_by_key), 0, True
+            first = 0
+            while more:
+                try:
+                    query = {**asked, "first": first}
+                    page = await broker.control(endpoints.PARKED, query=query, id=number)
+                except GroupUnknownError:  # it has not read this partition yet
+                    return []
+                if page.frozen:
+                    return None
+                views = [view_of(number, view) for view in page.keys]
+                views_by_key.update(((view.key, view.tries), view) for view in views)
+                first += len(views)
+                pages, more = pages + 1, page.more
+            if pages == 1 or len(views_by_key) == known:
+                break  # no key was freed between two pages, so that another one was passed over
+        return list(views_by_key.values())
+
+    async def _one_parked(
+        self, subject: str, group: str, partition_id: int, offset: int
+    ) -> tuple[ParkedMessage, ParkedKeyView]:
+        """A parked message, with what was edited, and the key under which it is parked.  Raises ParkedMessageUnknownError."""
+        if not is_within(offset, 0, MAX_I64):
+            raise InvalidRequestError(f"not an offset: {offset!r:.40}")
+        await self._partitions(subject, group, partition_id)
+        served: dict[int, Partition] = {
+            each.partition_id: each for each in await self._partitions(subject, group, None)
+        }
+        read = await ParkedReader(subject, served, self._broker).read(partition_id, offset)
+        unknown = ParkedMessageUnknownError(
+            f"offset {offset} of partition {partition_id}: {read.problem or 'it is not parked'}",
+            partition_id=partition_id,
+            offset=offset,
+        )
+        if read.message is None:
+            raise unknown
+        for key in dict.fromkeys((read.message.key, None)):
+            async for view in self.parked(subject, group, key=key):
+                broker = await self._broker_of(subject, group, view, served)
+                with contextlib.suppress(ParkedMessageUnknownError):
+                    return await with_edit(broker, group, view, read), view
+        raise unknown
+
+    async def _views(
+        self, subject: str, group: str, wanted: WantedKeys, partition_id: int | None
+    ) -> list[ParkedKeyView]:
+        """The keys that are asked for, where they are parked.  Raises ParkedKeyUnknownError."""
+        until_s = asyncio.get_running_loop().time() + ADOPTION_S
+        while True:
+            passed_on: set[int] = set()
+            views = self._listed(subject, group, wanted, partition_id, passed_on=passed_on)
+            parked = [view async for view in views]
+            if parked:
+                return parked
+            if not passed_on or asyncio.get_running_loop().time() >= until_s:
+                break
+            await asyncio.sleep(ADOPTION_PAUSE_S)
+        what = "these keys" if isinstance(wanted.key, EllipsisType) else _named(wanted.key)
+        raise ParkedKeyUnknownError(f"{what} of group {group!r}: nothing is parked")
+
+    async def _messages_of(
+        self, subject: str, group: str, view: ParkedKeyView, wanted: WantedKeys
+    ) -> AsyncIterator[ParkedMessage]:
+        """The messages of a view that are asked for."""
+        broker, reader = await self._reader(subject, group, view)
+        async for row in chosen_rows(broker, reader, group, view, wanted):
+            for offset in range(row.start, row.end):
+                read = await reader.read(row.source, offset)
+                if (row.source, offset) in row.edited:
+                    try:
+                        read = await with_edit(broker, group, view, read)
+                    except ParkedMessageUnknownError:
+                        continue  # it has ended since
+                yield replace(read, failure=row.failure, since_ms=row.since_ms, next_ms=row.next_ms)
+
+    async def _selected(
+        self, subject: str, group: str, view: ParkedKeyView, wanted: WantedKeys
+    ) -> list[ParkedRow]:
+        """Where the messages of a view are that are asked for."""
+        broker, reader = await self._reader(subject, group, view)
+        return [row async for row in chosen_rows(broker, reader, group, view, wanted)]
+
+    async def _reader(
+        self, subject: str, group: str, view: ParkedKeyView
+    ) -> tuple[BrokerClient, ParkedReader]:
+        """The broker that has a view, and what reads its messages."""
+        served: dict[int, Partition] = {
+            partition.partition_id: partition
+            for partition in await self._partitions(subject, group, None)
+        }
+        broker = await self._broker_of(subject, group, view, served)
+        return broker, ParkedReader(subject, served, self._broker)
+
+
+def _checked_count(first: int | None) -> int:
+    if first is not None and not is_within(first, 1, MAX_I64):
+        raise InvalidRequestError(f"first is a number from 1 on, not {first!r:.40}")
+    return MAX_I64 if first is None else first
+
+
+def _hex(key: bytes | None) -> str | None:
+    return None if key is None else key.hex()
+
+
+def _named(key: ParkKey) -> str:
+    if not key:
+        return "dead letters" if key is None else "messages without a key"
+    return f"key {key if isinstance(key, int) else key.decode(errors='backslashreplace')!s:.80}"
+
+
+def _wanted(
+    key: AnyKey,
+    *,
+    dead: bool | None = None,
+    older_than_ms: int | None = None,
+    error: str | None = None,
+) -> WantedKeys:
+    now_ms = environment_of(None).clock.wall_ms()
+    return WantedKeys(key, dead=dead, older_than_ms=older_than_ms, error=error, now_ms=now_ms)
+
+
+def _said(key: AnyKey, *others: object) -> bool:
+    """True if anything says which keys."""
+    return key is not ... or any(each is not None for each in others)

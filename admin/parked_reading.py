@@ -1,21 +1,22 @@
-"""Reads parked messages by offset, from the brokers that have them."""
+"""Reads parked messages by offset, from the brokers that have them, and chooses those a caller asks for."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from ..protocol import endpoints
 from ..protocol.batch import batch_starts, columns
-from ..protocol.errors import KeylaneError, OffsetOutOfRangeError
-from ..protocol.frames import Batches, Read
+from ..protocol.errors import CorruptBatchError, KeylaneError, OffsetOutOfRangeError
+from ..protocol.frames import Batches, ParkedEdited, Read, ReadEdited
 from ..protocol.message import Message
 from ..protocol.parked import Failure, ParkedOffsets, ParkState
 from ..protocol.routing import Partition
 from ..protocol.text import MAYBE_OLDER_COPY
 from ..rpc.client import BrokerClient
-from .parked_views import ParkedKeyView, ParkedMessage
+from .parked_views import ParkedKeyView, ParkedMessage, WantedKeys
 
 READ_BYTES = 1 << 16
 _GONE = "it is not stored any more"
@@ -51,7 +52,8 @@ async def rows_of(
         asked = {"tries": str(-view.tries - 1 if begun else view.tries)}
     after, more = "0:0", view.messages > 0
     while more:
-        page = await broker.parked_offsets(view.partition_id, group, after=after, **asked)
+        query = {"group": group, "after": after, **asked}
+        page = await broker.control(endpoints.PARKED_OFFSETS, query=query, id=view.partition_id)
         for row in _rows(page):
             yield row
             after = f"{row.source}:{row.end}"
@@ -173,3 +175,47 @@ def _messages(subject: str, partition_id: int, payload: bytes) -> list[Message[b
                 )
             )
     return messages
+
+
+async def chosen_rows(
+    broker: BrokerClient, reader: ParkedReader, group: str, view: ParkedKeyView, wanted: WantedKeys
+) -> AsyncIterator[ParkedRow]:
+    """Where those messages of a view are that a caller asks for."""
+    inside = wanted.inside(view)
+    async for row in rows_of(broker, group, view):
+        if view.is_loose and not wanted.chooses(row.since_ms, row.failure):
+            continue
+        if inside is None:
+            yield row
+            continue
+        for offset in range(row.start, row.end):
+            message = (await reader.read(row.source, offset)).message
+            if message is not None and message.key == inside:
+                yield row._replace(start=offset, end=offset + 1)
+
+
+async def with_edit(
+    broker: BrokerClient, group: str, view: ParkedKeyView, read: ParkedMessage
+) -> ParkedMessage:
+    """A parked message with what an operator has put in its place.  Raises ParkedMessageUnknownError."""
+    ask = ReadEdited(view.partition_id, group, view.key, read.partition_id, read.offset)
+    answer, value = await broker.call(ask)
+    assert isinstance(answer, ParkedEdited)
+    return read if answer.properties is None else edited(read, bytes(value), answer.properties)
+
+
+def edited(read: ParkedMessage, value: bytes, packed_properties: bytes) -> ParkedMessage:
+    """A parked message with another value and other properties."""
+    if read.message is None:
+        return read
+    message = replace(read.message, value=value, packed_properties=packed_properties)
+    return replace(read, message=message, edited=True)
+
+
+def kept_properties(given: Mapping[str, str | bytes], message: Message[bytes]) -> list[str]:
+    """The names of properties that a message has already, with these values."""
+    try:
+        stored = message.properties
+    except CorruptBatchError:
+        return []
+    return [name for name, value in given.items() if stored.get(name) == value]

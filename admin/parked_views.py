@@ -107,7 +107,7 @@ class WantedKeys:
             refuse_call(flag_problems(dead=dead))
         if error is not None and not (isinstance(error, str) and error):
             raise InvalidRequestError(f"not a text of an error: {error!r:.80}")
-        self._key = key
+        self.key = key
         self._dead = dead
         self._error = error
         self._until_ms = MAX_I64 if older_than_ms is None else now_ms - older_than_ms
@@ -116,9 +116,9 @@ class WantedKeys:
         """True if the key is asked for, or messages of it may be among these."""
         if self._dead is not None and view.is_dead is not self._dead:
             return False
-        if view.tries is not None and self._key is not ...:
+        if view.tries is not None and self.key is not ...:
             return False
-        if self._key is not ... and self._key != view.key and self.inside(view) is None:
+        if self.key is not ... and self.key != view.key and self.inside(view) is None:
             return False
         if view.is_loose:  # the oldest of them is asked for, or none; their failures are their own
             return view.since_ms <= self._until_ms
@@ -138,9 +138,9 @@ class WantedKeys:
 
     def inside(self, view: ParkedKeyView) -> bytes | None:
         """The key of the messages that are asked for among dead letters of any key; None: all messages of the view."""
-        among = self._dead or (self._dead is None and self._key == b"")
-        if among and view.key is None and view.tries is None and isinstance(self._key, bytes):
-            return self._key
+        among = self._dead or (self._dead is None and self.key == b"")
+        if among and view.key is None and view.tries is None and isinstance(self.key, bytes):
+            return self.key
         return None
 
 

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from ..protocol.control import PartitionStatus
-from ..protocol.ids import check_name
 from ..protocol.parked import FailingMessage
-from ..protocol.routing import Partition, PartitionState
-from .calls import ClusterCalls
+from ..protocol.routing import Partition
 
 
 class UndrainedPartition(Struct, frozen=True, kw_only=True):
@@ -29,26 +27,6 @@ class UndrainedPartition(Struct, frozen=True, kw_only=True):
     """The oldest of them that fails."""
     problem: str | None = None
     """Why the broker's fields are unknown."""
-
-
-class UndrainedCalls(ClusterCalls):
-    """The call of an admin about what partitions wait for after a change of partitions."""
-
-    async def undrained(self, subject: str) -> list[UndrainedPartition]:
-        """
-        What the consumer groups of a subject have not acked of its sealed partitions, by partition and group.
-
-        That includes parked messages which fail again while they are redriven.
-
-        A group gets nothing of the partitions that continue a sealed one before it has acked all of that, or parked it.
-        A broker that does not answer is no error: its partitions have a `problem`.
-
-        Raises:
-            SubjectUnknownError
-        """
-        route = (await self._meta.subject(check_name("subject", subject))).route
-        sealed = [part for part in route.partitions if part.state is PartitionState.SEALED]
-        return undrained_partitions(sealed, await self._statuses(sealed))
 
 
 def undrained_partitions(

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import product
 
+from ..protocol import endpoints
 from ..protocol.backoff import Backoff
 from ..protocol.errors import KeylaneError, RetryRule, SubjectUnknownError, UnreachableError
 from ..protocol.reading.bounds import BOUNDS_AT_ONCE_MAX, AskBounds, BoundsList, PartitionBounds
@@ -66,7 +67,9 @@ async def _has_expired(options: ReadOptions, partition_id: int) -> bool:
     network = open_network(options.secured)
     try:
         meta = MetaClient(network, options.meta)
-        histories = await asyncio.gather(*map(meta.history, options.subjects))
+        histories = await asyncio.gather(
+            *(meta.call(endpoints.HISTORY, subject=each) for each in options.subjects)
+        )
     finally:
         await network.close()
     return any(
@@ -125,7 +128,9 @@ async def _routes(meta: MetaClient, options: ReadOptions) -> list[Route]:
         try:
             routes = await asyncio.gather(*map(meta.route, options.subjects))
             for subject, group in product(options.subjects, options.groups()):
-                await meta.group_settings(subject, group)  # GroupUnknownError
+                await meta.call(
+                    endpoints.GROUP_SETTINGS, subject=subject, group=group
+                )  # GroupUnknownError
             return list(routes)
         except SubjectUnknownError as error:
             raise await _with_suggestion(meta, error) from None
@@ -139,7 +144,7 @@ async def _with_suggestion(meta: MetaClient, error: SubjectUnknownError) -> Subj
     """The error with the name of a subject that is spelt nearly like the one that was asked for."""
     name = error.subject or ""
     try:
-        known = [each.subject for each in (await meta.subjects()).subjects]
+        known = [each.subject for each in (await meta.call(endpoints.SUBJECTS)).subjects]
     except KeylaneError:
         return error
     near = get_close_matches(name, known, n=1)
@@ -171,7 +176,7 @@ async def _ask_broker(
 ) -> BoundsList:
     body = AskBounds(partitions=[question_of(each.partition, options) for each in asked])
     try:
-        return await BrokerClient(network, address).bounds(body)
+        return await BrokerClient(network, address).control(endpoints.PARTITION_BOUNDS, body)
     except UnreachableError as error:
         group = asked[0].partition.broker_group
         ids = [str(each.partition.partition_id) for each in asked]

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from ..protocol import endpoints
 from ..protocol.errors import KeylaneError, OffsetOutOfRangeError
 from ..protocol.reading.bounds import AskBounds, BoundsOf, PartitionBounds
 from .keys import KeyFilter
@@ -125,7 +126,9 @@ def _bounds_now(
 
 async def _ask(loop: ProcessLoop, options: ReadOptions, planned: PlannedRange) -> PartitionBounds:
     body = AskBounds(partitions=[BoundsOf(partition_id=planned.partition_id)])
-    answers = await loop.broker(options.secured, planned.address).bounds(body)
+    answers = await loop.broker(options.secured, planned.address).control(
+        endpoints.PARTITION_BOUNDS, body
+    )
     if not answers.partitions:
         raise KeylaneError
     return answers.partitions[0]

@@ -35,6 +35,7 @@ from main_path import BenchCluster, line_of
 
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
+from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, Heartbeat, Join
 from keylane.protocol.errors import NotEnoughBrokersError
 from keylane.protocol.operations import OperationKind, OperationState, OperationView, Reshape
@@ -130,7 +131,7 @@ async def done(meta: MetaClient, subject: str) -> OperationView:
     """Wait until the subject's last operation is done."""
     async with asyncio.timeout(DONE_SECONDS_MAX):
         while True:
-            (view, *_) = (await meta.operations(subject)).operations
+            (view, *_) = (await meta.call(endpoints.OPERATIONS, subject=subject)).operations
             if view.state is OperationState.DONE:
                 return view
             await asyncio.sleep(0.1)
@@ -227,14 +228,18 @@ async def resize(
     ):
         sending = asyncio.create_task(traffic.send(producer))
         await asyncio.sleep(STEADY_SECONDS)
-        ids = [(await meta.subject("resize")).route.open_partitions()[0].partition_id]
+        ids = [
+            (await meta.call(endpoints.SUBJECT, subject="resize"))
+            .route.open_partitions()[0]
+            .partition_id
+        ]
         for number in range(2 * rounds):
             since = time.monotonic()
             await asyncio.sleep(STEADY_SECONDS)
             begun = time.monotonic()
             kind = OperationKind.MERGE if number % 2 else OperationKind.SPLIT
             ask = Reshape(kind=kind, partition_ids=tuple(ids))
-            (view,) = (await meta.reshape(ask)).operations
+            (view,) = (await meta.call(endpoints.RESHAPE, ask)).operations
             await asyncio.sleep(STEADY_SECONDS)
             view = await done(meta, "resize")
             ids = [child.partition_id for child in view.children]
@@ -283,7 +288,7 @@ async def heartbeats(cluster: BenchCluster, network: HttpNetwork, meta: MetaClie
         version = -1
         while True:
             body = Heartbeat(session=session, known_version=version, wait_ms=wait_ms)
-            version = (await client.heartbeat(body)).version
+            version = (await client.call(endpoints.HEARTBEAT, body)).version
 
     tasks = []
     at_once = asyncio.Semaphore(50)
@@ -291,7 +296,9 @@ async def heartbeats(cluster: BenchCluster, network: HttpNetwork, meta: MetaClie
     async def begin() -> None:
         session = secrets.token_hex(16)
         async with at_once:
-            joined = await client.join(Join(subject="beats", group="bench", session=session))
+            joined = await client.call(
+                endpoints.JOIN, Join(subject="beats", group="bench", session=session)
+            )
         tasks.append(asyncio.create_task(beat(session, joined.heartbeat_ms)))
 
     await asyncio.gather(*(begin() for _ in range(SESSIONS)))

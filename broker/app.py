@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import SHORT_TEXT_CHARS_MAX, BrokerHeartbeat
-from ..protocol.endpoints import BROKER
+from ..protocol.endpoints import ACCESS_NEWS, BROKER, NOTE_AUDIT
 from ..protocol.frames import CancelScheduled, Schedule
-from ..protocol.http.audit import NOTE_AUDIT, AuditEvent, NoteAudit
+from ..protocol.http.audit import AuditEvent, NoteAudit
 from ..protocol.membership.versions import VERSION
 from ..rpc.access.guard import Guard
 from ..rpc.access.token_file import TokenFile
@@ -299,7 +299,7 @@ def _guarding(
 
     judge = CapabilityJudge(
         clock,
-        meta.access_news,
+        partial(meta.call, ACCESS_NEWS),
         own_token=TokenFile(settings.token_file) if settings.token_file else None,
         operators=read_operators(files),
         keep=lambda operators: asyncio.ensure_future(
@@ -317,7 +317,7 @@ def _guarding(
 
 
 async def _store_audit(meta: MetaClient, events: list[AuditEvent]) -> None:
-    await meta.access(NOTE_AUDIT, NoteAudit(events=events))
+    await meta.call(NOTE_AUDIT, NoteAudit(events=events))
 
 
 def _cleaning(

@@ -11,14 +11,14 @@ from typing import Annotated
 import typer
 
 from ..protocol.limits import TTL_MS_MAX, TTL_MS_MIN
+from .answer import Answer, expanded
 from .commands.access.app import access_app
 from .commands.broker.app import broker_app
 from .commands.cluster.app import cluster_app
 from .commands.group.app import group_app
 from .commands.meta.app import meta_app
 from .commands.outbox.app import outbox_app
-from .commands.parked.app import parked_app
-from .commands.parked.dead import dead_app
+from .commands.parked.app import dead_app, parked_app
 from .commands.programs import ServerProgram, add_run, config_app, metaserver_app
 from .commands.queue.app import queue_app
 from .commands.scheduled.app import scheduled_app
@@ -26,7 +26,6 @@ from .commands.spark.app import spark_app
 from .commands.subject.app import subject_app
 from .options import (
     BROKERS_MAX,
-    META_DEFAULT,
     ROWS_MIN,
     ROWS_TOTAL,
     WAIT_S,
@@ -38,7 +37,6 @@ from .options import (
     KeyFieldOption,
     KeylessOption,
     LimitOption,
-    MetaOption,
     OutputFormat,
     OutputOption,
     SubjectArgument,
@@ -151,6 +149,7 @@ def dev(
 
 
 @app.command()
+@expanded
 def wait(
     brokers: Annotated[
         int, typer.Option(min=0, help="How many broker groups have to be available.")
@@ -159,14 +158,13 @@ def wait(
         float,
         typer.Option(min=0.1, max=86_400, metavar="SECONDS", help="Give up after this time."),
     ] = 60,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    *,
+    answer: Answer,
 ) -> None:
     """Wait until a metaserver is ready and enough broker groups are available; status 0 then, else 1."""
     from .commands.wait import wait_for_servers
-    from .screen import run
 
-    run(output, wait_for_servers(meta, output, brokers=brokers, timeout_s=timeout))
+    answer.run(wait_for_servers, brokers=brokers, timeout_s=timeout)
 
 
 @app.command()
@@ -192,6 +190,7 @@ def demo(
 
 
 @app.command()
+@expanded
 def produce(
     *,
     subject: SubjectArgument,
@@ -217,13 +216,11 @@ def produce(
     json: Annotated[
         bool, typer.Option("--json", help='Lines are {"key": …, "value": …, "properties": …}.')
     ] = False,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Send one message, or the lines of standard input, or the lines or rows of a file."""
     from .commands.produce import SendOptions
     from .commands.produce import produce as work
-    from .screen import run
 
     options = SendOptions(
         subject=subject,
@@ -240,10 +237,11 @@ def produce(
         deliver_at=deliver_at,
         delay_s=delay,
     )
-    run(output, work(meta, output, options))
+    answer.run(work, options)
 
 
 @app.command()
+@expanded
 def consume(
     *,
     subject: SubjectArgument,
@@ -273,31 +271,26 @@ def consume(
         ),
     ] = False,
     tag: TagOption = None,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Print messages as a member of a group; each is acked after it was printed."""
     from .commands.consume import consume as work
-    from .screen import run
 
-    run(
-        output,
-        work(
-            meta,
-            output,
-            subject=subject,
-            group=group,
-            count=count,
-            template=format,
-            idle_s=idle,
-            ttl_ms=ttl_ms,
-            shared=shared,
-            tags=tag,
-        ),
+    answer.run(
+        work,
+        subject=subject,
+        group=group,
+        count=count,
+        template=format,
+        idle_s=idle,
+        ttl_ms=ttl_ms,
+        shared=shared,
+        tags=tag,
     )
 
 
 @app.command()
+@expanded
 def read(
     *,
     subject: SubjectArgument,
@@ -335,28 +328,22 @@ def read(
             help="How a line looks; a template is as {partition}:{offset} {key} {value}.",
         ),
     ] = "text",
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Print messages of a subject by time, offset and key; no group, no lock, no acks."""
     from .commands.read import read_subject
-    from .screen import run
 
-    run(
-        output,
-        read_subject(
-            meta,
-            output,
-            subject,
-            start=start,
-            stop=stop,
-            key=key,
-            tags=tag,
-            partition=partition,
-            limit=limit,
-            follow=follow,
-            template=format,
-        ),
+    answer.run(
+        read_subject,
+        subject,
+        start=start,
+        stop=stop,
+        key=key,
+        tags=tag,
+        partition=partition,
+        limit=limit,
+        follow=follow,
+        template=format,
     )
 
 

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from ..protocol import endpoints
 from ..protocol.clock import Clock
 from ..protocol.control import Grant, Grants
 from ..protocol.errors import ConfigError, KeylaneError, NotSentError, RetryRule, StorageError
@@ -114,7 +115,7 @@ class Broadcast:
 
     async def history(self) -> SubjectHistory:
         """Every partition that the subject ever had."""
-        return await self._meta.history(self._subject)
+        return await self._meta.call(endpoints.HISTORY, subject=self._subject)
 
     async def start(self, holder: GrantHolder) -> None:
         """
@@ -144,7 +145,9 @@ class Broadcast:
         if partition.address is None:
             raise NotSentError.of_group(partition.broker_group)
         broker = self._connections.broker_at(partition.address)
-        return (await broker.partition(int(partition.partition_id))).next_offset
+        return (
+            await broker.control(endpoints.PARTITION, id=int(partition.partition_id))
+        ).next_offset
 
     # ── partitions ───────────────────────────────────────────────────────────────────────────────────
     def _learn(self, history: list[PartitionHistory]) -> None:

@@ -17,6 +17,7 @@ import random
 from collections.abc import Iterator
 from typing import Protocol
 
+from ..protocol import endpoints
 from ..protocol.backoff import Pauses
 from ..protocol.clock import Clock
 from ..protocol.control import Grants, Heartbeat, Join, Leave, ReleaseGrant, Suspend
@@ -169,7 +170,7 @@ class Membership:
 
     async def history(self) -> SubjectHistory:
         """Every partition that the subject ever had."""
-        return await self._meta.history(self._subject)
+        return await self._meta.call(endpoints.HISTORY, subject=self._subject)
 
     async def partitions_by_broker(self) -> dict[str, Partition]:
         """Broker group → one of the subject's partitions there; it has no address while the cluster does not hear of its broker."""
@@ -200,7 +201,8 @@ class Membership:
             self._joining = f"{self._draw_identity(128):032x}"
             self._asked_ms = self._clock.boot_ms()
         session = self._joining
-        joined = await self._meta.join(
+        joined = await self._meta.call(
+            endpoints.JOIN,
             Join(
                 subject=self._subject,
                 group=self._group,
@@ -214,14 +216,14 @@ class Membership:
                 start=self._start,
                 instance=self._settings.instance,
                 again=self._joined,
-            )
+            ),
         )
         if (
             self._settings.on_failure is FailurePolicy.RETRY
             and self._settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
             and joined.order_strategy is OrderStrategy.STRICT
         ):
-            await self._meta.leave(Leave(session=session))
+            await self._meta.call(endpoints.LEAVE, Leave(session=session))
             raise RetryPolicyError(
                 f"subject {self._subject!r} is strict", subject=self._subject, group=self._group
             )
@@ -365,7 +367,7 @@ class Membership:
         """The answer to a heartbeat; one that waits may share its request."""
         grants, shared = self._grants, self._shared
         if shared is None or grants is None or not (shared.has_others and _may_share(body, grants)):
-            return await self._meta.heartbeat(body, timeout_ms=beyond_ms)
+            return await self._meta.call(endpoints.HEARTBEAT, body, timeout_ms=beyond_ms)
         # Who has no partition yet may be about to get one from another consumer, which has to hand it over.
         first = not self._heard and bool(grants.grants)
         news = await shared.ask(
@@ -396,7 +398,7 @@ class Membership:
                 await self._reports.acquire()
             try:
                 with self._noting_silence():
-                    await self._meta.release(body, timeout_ms=self._timeout_ms)
+                    await self._meta.call(endpoints.RELEASE, body, timeout_ms=self._timeout_ms)
             finally:
                 self._reports.release()
         except SessionUnknownError:
@@ -435,7 +437,7 @@ class Membership:
         try:
             if self.session:
                 with self._noting_silence():
-                    await self._meta.suspend(body, timeout_ms=self._timeout_ms)
+                    await self._meta.call(endpoints.SUSPEND, body, timeout_ms=self._timeout_ms)
         except SessionUnknownError:
             pass  # the next session joins as suspended, or not
         except KeylaneError:
@@ -470,7 +472,9 @@ class Membership:
             session = self.session or self._joining
             if session:
                 try:
-                    await self._meta.leave(Leave(session=session), timeout_ms=self._timeout_ms)
+                    await self._meta.call(
+                        endpoints.LEAVE, Leave(session=session), timeout_ms=self._timeout_ms
+                    )
                 except KeylaneError as error:
                     log.info("%s: leave: %s", self._name, error.message)
                 self.session = self._joining = ""

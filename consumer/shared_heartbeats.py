@@ -25,6 +25,7 @@ from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
+from ..protocol import endpoints
 from ..protocol.clock import Clock
 from ..protocol.control import Grants, Heartbeat
 from ..protocol.errors import (
@@ -135,7 +136,7 @@ class SharedHeartbeats:
             KeylaneError: as `MetaClient.heartbeat`.
         """
         if self._boot_ms() < self._apart_until_ms:
-            return await meta.heartbeat(body, timeout_ms=beyond_ms)
+            return await meta.call(endpoints.HEARTBEAT, body, timeout_ms=beyond_ms)
         loop = asyncio.get_running_loop()
         waiting = _Begun(body, beyond_ms, meta, loop.create_future(), self._boot_ms())
         self._next.append(waiting)
@@ -192,7 +193,8 @@ class SharedHeartbeats:
             if self._meta is None:
                 self._meta = self._new_meta()
             asked = self._meta.first
-            answers = await self._meta.heartbeats(
+            answers = await self._meta.call(
+                endpoints.HEARTBEATS,
                 Heartbeats(heartbeats=tuple(each.body for each in waiting)),
                 wait_ms=min(each.body.wait_ms for each in waiting),
                 timeout_ms=min(each.beyond_ms for each in waiting),
@@ -239,7 +241,9 @@ async def _ask_alone(waiting: _Begun) -> None:
     if waiting.answer.done():  # given up: its consumer may have closed its connection
         return
     try:
-        grants = await waiting.meta.heartbeat(waiting.body, timeout_ms=waiting.beyond_ms)
+        grants = await waiting.meta.call(
+            endpoints.HEARTBEAT, waiting.body, timeout_ms=waiting.beyond_ms
+        )
     except Exception as error:  # noqa: BLE001 - raised where it is awaited
         _fail(waiting, error)
     else:

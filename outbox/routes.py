@@ -15,6 +15,7 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ..protocol import endpoints
 from ..protocol.backoff import Backoff
 from ..protocol.errors import (
     AcceptedAsLostError,
@@ -106,7 +107,7 @@ class OutboxRoutes:
             partition_ids = [each.partition_id for each in route_table(route)]
             listed: dict[int, Partition] = {each.partition_id: each for each in route.partitions}
             if not listed.keys() >= set(unsettled):
-                history = (await self._meta.history(subject)).partitions
+                history = (await self._meta.call(endpoints.HISTORY, subject=subject)).partitions
                 listed |= {each.partition.partition_id: each.partition for each in history}
                 lost = [each.partition.partition_id for each in history if each.lost]
                 known.gone = {each: AcceptedAsLostError(partition_id=each) for each in lost} | {

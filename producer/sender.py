@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeGuard
 
+from ..protocol import endpoints
 from ..protocol.clock import Clock
 from ..protocol.errors import ClosedError, Fate, KeylaneError, RetryRule
 from ..protocol.limits import LOGICAL_PARTITIONS, MESSAGE_BYTES_MAX, PULL_WAIT_MS_MAX
@@ -383,7 +384,7 @@ class SubjectSender:
         Raises:
             KeylaneError: as the call raised it.
         """
-        history = await self._meta.history(self.subject)
+        history = await self._meta.call(endpoints.HISTORY, subject=self.subject)
         for entry in history.partitions:
             executor = self._executors.get(entry.partition.partition_id)
             if executor is not None and entry.lost:

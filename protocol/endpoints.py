@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .access.capability import AccessNews
 from .control import (
     AcceptFolder,
     AutoCreate,
@@ -28,6 +29,7 @@ from .control import (
     GroupDeletion,
     GroupList,
     GroupView,
+    Health,
     Heartbeat,
     HostPartition,
     Join,
@@ -46,26 +48,32 @@ from .control import (
     SwitchGroup,
 )
 from .groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
-from .http.access import ACCESS
-from .http.any_server import HEALTH as HEALTH  # noqa: PLC0414 - exported
-from .http.any_server import LIVE as LIVE  # noqa: PLC0414 - exported
-from .http.any_server import METRICS as METRICS  # noqa: PLC0414 - exported
-from .http.any_server import OPENAPI as OPENAPI  # noqa: PLC0414 - exported
-from .http.any_server import READY as READY  # noqa: PLC0414 - exported
-from .http.at_once import HEARTBEATS as HEARTBEATS  # noqa: PLC0414 - exported
-from .http.at_once import TELL_GROUPS as TELL_GROUPS  # noqa: PLC0414 - exported
+from .http.access import (
+    AskCapability,
+    Capabilities,
+    ChangeGrant,
+    CheckAccess,
+    CreateToken,
+    Decision,
+    GrantList,
+    MadeToken,
+    TokenList,
+    TokenView,
+)
+from .http.at_once import HeartbeatAnswers, Heartbeats
+from .http.audit import AuditPage, NoteAudit
 from .http.endpoint import Endpoint, Rights
 from .http.idempotency import IDEMPOTENCY_KEY
-from .http.jobs import HIDE_SUBJECT as HIDE_SUBJECT  # noqa: PLC0414 - exported
-from .http.jobs import HOLD as HOLD  # noqa: PLC0414 - exported
-from .http.jobs import PARTITION_BOUNDS as PARTITION_BOUNDS  # noqa: PLC0414 - exported
-from .http.jobs import PUBLISH_SUBJECT as PUBLISH_SUBJECT  # noqa: PLC0414 - exported
 from .http.message_json import MessageObject
 from .http.posted import CONTENT_TYPE, JSON, KEY_HEADER, NDJSON, RAW
+from .http.quotas import QuotaList, SetQuota, UnsetQuota
 from .operations import (
     Cordon,
+    HideSubject,
     OperationList,
     OperationView,
+    Publication,
+    PublishSubject,
     Reshape,
     SetSubject,
     SubjectHistory,
@@ -79,14 +87,50 @@ from .progress import (
     KnowGroups,
     ResetGroup,
     SetCursor,
+    TellGroups,
+    ToldGroups,
 )
 from .queues import QueueList
+from .reading.bounds import AskBounds, BoundsList
+from .reprocess.holds import Held, SetHold
 from .routing import Route
 from .scheduled.receipt import CanceledScheduled, ScheduledList, ScheduledPage
 from .verification import Verification
 
 DATA_PATH = "/v1/data"
 """The WebSocket of a broker's data plane; its frames are in `frames.py`.  No call: it is in no table below."""
+
+WORK_MS = 15_000
+"""The time-out of a call whose server writes much, or asks other servers, before it answers."""
+
+# ── to every server ──────────────────────────────────────────────────────────────────────────────────
+HEALTH = Endpoint("GET", "/v1/health", None, Health, Rights.KNOWN, "Whether the server is ready.")
+LIVE = Endpoint("GET", "/health/live", None, Done, Rights.OPEN, "Answered while the server lives.")
+READY = Endpoint(
+    "GET",
+    "/health/ready",
+    None,
+    Health,
+    Rights.OPEN,
+    "Whether to send clients to the server; status 503, with the reason, if not.",
+)
+METRICS = Endpoint(
+    "GET",
+    "/metrics",
+    None,
+    str,
+    Rights.OPEN,
+    "Figures of the server in the text format of Prometheus.",
+    answered_as="text/plain; version=0.0.4; charset=utf-8",
+)
+OPENAPI = Endpoint(
+    "GET",
+    "/v1/openapi.json",
+    None,
+    dict,
+    Rights.OPEN,
+    "The calls of the server as an OpenAPI document.",
+)
 
 # ── to a metaserver: brokers and subjects ─────────────────────────────────────────────────────────────
 BROKER_HEARTBEAT = Endpoint(
@@ -123,6 +167,7 @@ CREATE_SUBJECT = Endpoint(
     Rights.ADMINISTER,
     "Create a subject; a repeat with the same settings changes nothing.",
     idempotent=True,
+    timeout_ms=WORK_MS,
 )
 AUTO_CREATE = Endpoint(
     "POST",
@@ -132,6 +177,7 @@ AUTO_CREATE = Endpoint(
     Rights.PRODUCE,
     "Create a subject for its first message, where the setting auto_create allows it; changes nothing if it exists.",
     idempotent=True,
+    timeout_ms=WORK_MS,
 )
 SUBJECTS = Endpoint("GET", "/v1/subjects", None, SubjectList, Rights.ANY, "All subjects, by name.")
 SUBJECT = Endpoint(
@@ -158,6 +204,7 @@ DELETE_SUBJECT = Endpoint(
     SubjectDeletion,
     Rights.ADMINISTER,
     "Delete a subject; the metaserver completes it, and a repeat tells how far it is.",
+    timeout_ms=WORK_MS,
 )
 QUEUES = Endpoint(
     "GET",
@@ -187,6 +234,17 @@ HEARTBEAT = Endpoint(
     Rights.CONSUME,
     "Renew a session; returns at once when its grants differ from known_version.",
     told_again=True,
+    one_address=True,
+)
+HEARTBEATS = Endpoint(
+    "POST",
+    "/v1/consumers/heartbeats",
+    Heartbeats,
+    HeartbeatAnswers,
+    Rights.CONSUME,
+    "Renew several sessions; returns at once when the grants of one of them differ from its known_version.",
+    told_again=True,
+    one_address=True,
 )
 RELEASE = Endpoint(
     "POST",
@@ -249,6 +307,7 @@ CREATE_GROUP = Endpoint(
     Rights.JOIN,
     "Make a consumer group that begins at the earliest message, the latest or a time; a repeat changes nothing.",
     idempotent=True,
+    timeout_ms=WORK_MS,
 )
 GROUP_SETTINGS = Endpoint(
     "GET",
@@ -283,6 +342,7 @@ DELETE_GROUP = Endpoint(
     GroupDeletion,
     Rights.ADMINISTER,
     "Delete a consumer group; the metaserver completes it, and a repeat tells how far it is.",
+    timeout_ms=WORK_MS,
 )
 
 # ── to a metaserver: changes of partitions, the cluster as a whole ────────────────────────────────────
@@ -293,6 +353,7 @@ RESHAPE = Endpoint(
     OperationList,
     Rights.ADMINISTER,
     "Begin operations on partitions, or only plan them; the metaserver completes them.",
+    timeout_ms=WORK_MS,
 )
 SET_SUBJECT = Endpoint(
     "POST",
@@ -301,6 +362,27 @@ SET_SUBJECT = Endpoint(
     OperationList,
     Rights.ADMINISTER,
     "Change settings of a subject, or only plan it; the metaserver completes it.",
+    timeout_ms=WORK_MS,
+)
+HIDE_SUBJECT = Endpoint(
+    "POST",
+    "/v1/subjects/{subject}/hidden",
+    HideSubject,
+    SubjectView,
+    Rights.ADMINISTER,
+    "Create a hidden subject, to be published in this one; a repeat changes nothing.",
+    idempotent=True,
+    timeout_ms=WORK_MS,
+)
+PUBLISH_SUBJECT = Endpoint(
+    "POST",
+    "/v1/subjects/{subject}/publish",
+    PublishSubject,
+    Publication,
+    Rights.ADMINISTER,
+    "Publish a hidden subject; the metaserver completes it, and a repeat tells how far it is.",
+    idempotent=True,
+    timeout_ms=WORK_MS,
 )
 CANCEL_OPERATION = Endpoint(
     "POST",
@@ -333,6 +415,7 @@ VERIFY = Endpoint(
     Verification,
     Rights.ADMINISTER,
     "Checks of the database against the brokers.",
+    timeout_ms=60_000,
 )
 RESET_GROUP = Endpoint(
     "POST",
@@ -341,6 +424,7 @@ RESET_GROUP = Endpoint(
     GroupReset,
     Rights.ADMINISTER,
     "Set the progress of a consumer group that has no live consumers, or `live` of any.",
+    timeout_ms=30_000,
 )
 CANCEL_RESET = Endpoint(
     "DELETE",
@@ -351,6 +435,144 @@ CANCEL_RESET = Endpoint(
     "Cancel a reset that still waits for live consumers; a repeat changes nothing.",
     idempotent=True,
 )
+
+# ── to a metaserver: tokens, rights, quotas, the audit log ────────────────────────────────────────────
+CREATE_TOKEN = Endpoint(
+    "POST",
+    "/v1/access/tokens",
+    CreateToken,
+    MadeToken,
+    Rights.ADMINISTER,
+    "Make a token.",
+    timeout_ms=WORK_MS,
+)
+TOKENS = Endpoint(
+    "GET",
+    "/v1/access/tokens",
+    None,
+    TokenList,
+    Rights.ADMINISTER,
+    "All tokens, or those of a principal.",
+    query=("principal",),
+    timeout_ms=WORK_MS,
+)
+REVOKE_TOKEN = Endpoint(
+    "POST",
+    "/v1/access/tokens/{id}/revoke",
+    None,
+    TokenView,
+    Rights.ADMINISTER,
+    "Revoke a token; brokers know within seconds, and a repeat changes nothing.",
+    idempotent=True,
+    timeout_ms=WORK_MS,
+)
+GRANT = Endpoint(
+    "POST",
+    "/v1/access/grants",
+    ChangeGrant,
+    Done,
+    Rights.ADMINISTER,
+    "Grant a right; a repeat changes nothing.",
+    idempotent=True,
+    timeout_ms=WORK_MS,
+)
+REVOKE_GRANT = Endpoint(
+    "POST",
+    "/v1/access/grants/revoke",
+    ChangeGrant,
+    Done,
+    Rights.ADMINISTER,
+    "Take a right back; a repeat changes nothing.",
+    idempotent=True,
+    timeout_ms=WORK_MS,
+)
+GRANTS = Endpoint(
+    "GET",
+    "/v1/access/grants",
+    None,
+    GrantList,
+    Rights.ADMINISTER,
+    "All rights, or those of a principal.",
+    query=("principal",),
+    timeout_ms=WORK_MS,
+)
+CHECK_ACCESS = Endpoint(
+    "POST",
+    "/v1/access/check",
+    CheckAccess,
+    Decision,
+    Rights.ADMINISTER,
+    "Whether a principal has a right.",
+    idempotent=True,
+    timeout_ms=WORK_MS,
+)
+CAPABILITY = Endpoint(
+    "POST",
+    "/v1/access/capability",
+    AskCapability,
+    Capabilities,
+    Rights.KNOWN,
+    "Signed rights of the caller, which brokers believe for a few minutes.",
+    idempotent=True,
+    timeout_ms=WORK_MS,
+)
+ACCESS_NEWS = Endpoint(
+    "GET",
+    "/v1/access/news",
+    None,
+    AccessNews,
+    Rights.CLUSTER,
+    "What a broker has to know to judge capabilities.",
+)
+SET_QUOTA = Endpoint(
+    "POST",
+    "/v1/access/quotas",
+    SetQuota,
+    Done,
+    Rights.ADMINISTER,
+    "Limit a principal or subjects; brokers know within seconds.",
+    idempotent=True,
+    timeout_ms=WORK_MS,
+)
+UNSET_QUOTA = Endpoint(
+    "POST",
+    "/v1/access/quotas/unset",
+    UnsetQuota,
+    Done,
+    Rights.ADMINISTER,
+    "End the limits of a principal or of subjects; a repeat changes nothing.",
+    idempotent=True,
+    timeout_ms=WORK_MS,
+)
+QUOTAS = Endpoint(
+    "GET",
+    "/v1/access/quotas",
+    None,
+    QuotaList,
+    Rights.ADMINISTER,
+    "All quotas and limits.",
+    timeout_ms=WORK_MS,
+)
+NOTE_AUDIT = Endpoint(
+    "POST",
+    "/v1/access/audit",
+    NoteAudit,
+    Done,
+    Rights.CLUSTER,
+    "Store events of a broker's audit log.",
+    timeout_ms=WORK_MS,
+)
+AUDIT = Endpoint(
+    "GET",
+    "/v1/access/audit",
+    None,
+    AuditPage,
+    Rights.ADMINISTER,
+    "The audit log, the newest events first.",
+    query=("who", "subject", "outcome", "since_ms", "before", "limit"),
+    timeout_ms=WORK_MS,
+)
+
 # ── to a broker ───────────────────────────────────────────────────────────────────────────────────────
 HOST_PARTITION = Endpoint(
     "POST",
@@ -388,6 +610,15 @@ OFFSET_AT = Endpoint(
     "The offset of a message by the time it was stored; bound is lower or upper.",
     query=("at_ms", "bound"),
 )
+PARTITION_BOUNDS = Endpoint(
+    "POST",
+    "/v1/partitions/bounds",
+    AskBounds,
+    BoundsList,
+    Rights.ANY,
+    "Where partitions begin and end, and where times and consumer groups are in them.",
+    idempotent=True,
+)
 SEAL = Endpoint(
     "POST",
     "/v1/partitions/{id}/seal",
@@ -416,6 +647,15 @@ KNOW_GROUPS = Endpoint(
     "Have retention wait for groups that have not read a partition yet.",
     idempotent=True,
 )
+TELL_GROUPS = Endpoint(
+    "POST",
+    "/v1/partitions/groups",
+    TellGroups,
+    ToldGroups,
+    Rights.CLUSTER,
+    "Have retention of several partitions wait for groups that have not read them yet.",
+    idempotent=True,
+)
 FORGET_GROUP = Endpoint(
     "POST",
     "/v1/partitions/{id}/forget",
@@ -423,6 +663,15 @@ FORGET_GROUP = Endpoint(
     ForgottenGroup,
     Rights.CLUSTER,
     "Forget a deleted consumer group: its progress goes, and its tokens are refused.",
+    idempotent=True,
+)
+HOLD = Endpoint(
+    "POST",
+    "/v1/partitions/{id}/holds",
+    SetHold,
+    Held,
+    Rights.READ,
+    "Hold messages of a partition against retention for a job, renew that, or end it.",
     idempotent=True,
 )
 DROP_PARTITION = Endpoint(
@@ -519,6 +768,23 @@ SCHEDULED = Endpoint(
     query=("subject", "limit"),
 )
 
+ACCESS: tuple[Endpoint[Any], ...] = (
+    CREATE_TOKEN,
+    TOKENS,
+    REVOKE_TOKEN,
+    GRANT,
+    REVOKE_GRANT,
+    GRANTS,
+    CHECK_ACCESS,
+    CAPABILITY,
+    ACCESS_NEWS,
+    SET_QUOTA,
+    UNSET_QUOTA,
+    QUOTAS,
+    NOTE_AUDIT,
+    AUDIT,
+)
+"""The calls about access, which a metaserver without access control refuses."""
 METASERVER: tuple[Endpoint[Any], ...] = (
     BROKER_HEARTBEAT,
     CORDON,

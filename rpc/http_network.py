@@ -17,7 +17,7 @@ import msgspec
 
 from ..protocol.address import check_real
 from ..protocol.control import ErrorBody
-from ..protocol.endpoints import DATA_PATH, HEALTH
+from ..protocol.endpoints import CAPABILITY, DATA_PATH, HEALTH
 from ..protocol.errors import (
     CapabilityEndedError,
     ClientCertificateError,
@@ -35,7 +35,7 @@ from ..protocol.frames import (
     Challenge,
     Challenged,
 )
-from ..protocol.http.access import CAPABILITY, AskCapability, Capabilities
+from ..protocol.http.access import AskCapability, Capabilities
 from ..protocol.http.bodies import encode_json
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from ..protocol import endpoints
@@ -33,7 +33,7 @@ class Metaservers:
 
     A metaserver that cannot be reached, does not answer, has no database or is another program, of keylane or not, is
     asked last from then on.  A failed call is made at the next address, unless it may have been done and is not idempotent: then it raises.
-    A heartbeat asks one address.
+    A call whose endpoint has `one_address` asks one address.
     """
 
     def __init__(
@@ -66,29 +66,42 @@ class Metaservers:
         """The number of metaservers."""
         return len(self._addresses)
 
-    async def _call(
+    async def call(
         self,
         endpoint: Endpoint[T],
         body: object = None,
         *,
-        query: dict[str, str] | None = None,
-        wait_ms: int = 0,
+        query: Mapping[str, object] | None = None,
+        wait_ms: int | None = None,
         timeout_ms: int | None = None,
-        one_address: bool = False,
         **names: object,
     ) -> T:
+        """
+        Make one control call.
+
+        Args:
+            query: parameters behind the question mark; one that is None is left out.
+            wait_ms: how long the metaserver itself may wait, in milliseconds; None: `wait_ms` of the body, if it has one.
+            timeout_ms: for each metaserver, beyond `wait_ms`; None: as the endpoint says, else as this client does.
+            names: what the path has in braces.
+
+        Raises:
+            KeylaneError: what the metaserver answers, or why none does.
+        """
         # A copy: concurrent calls each try every address, while any of them reorders the list.
-        addresses = self._addresses[:1] if one_address else list(self._addresses)
+        addresses = self._addresses[:1] if endpoint.one_address else list(self._addresses)
         raised: KeylaneError | None = None
-        time_ms = (timeout_ms or self._timeout_ms) + wait_ms
+        if wait_ms is None:
+            wait_ms = int(getattr(body, "wait_ms", 0))
+        time_ms = (timeout_ms or endpoint.timeout_ms or self._timeout_ms) + wait_ms
+        path, texts = endpoint.path_of(**names), endpoint.query_of(query)
         now_s = asyncio.get_running_loop().time
         for address in addresses:
             until_s = now_s() + time_ms / 1000
             try:
                 return await self._asking.ask(
-                    endpoint, address, endpoint.path_of(**names), body, query,
-                    wait_ms=wait_ms, timeout_ms=time_ms,
-                )  # fmt: skip
+                    endpoint, address, path, body, texts, wait_ms=wait_ms, timeout_ms=time_ms
+                )
             except (InvalidRequestError, UnauthenticatedError) as error:
                 left_ms = int((until_s - now_s()) * 1000)
                 other = await self._other_program(address, left_ms) if _of_another(error) else None

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Self
 
+from ...protocol import endpoints
 from ...protocol.address import addresses_of
 from ...protocol.codecs.codec import Codec, V, check_codec
 from ...protocol.control import FoundOffset, PartitionStatus, TimeBound
@@ -171,7 +172,7 @@ class QueueReader(Resident, Generic[V]):
         network = self._connections.network
         assert network is not None
         meta = MetaClient(network, self._addresses, timeout_ms=self._timeout_ms)
-        views = (await meta.queues(self._subject)).queues
+        views = (await meta.call(endpoints.QUEUES, subject=self._subject)).queues
         self._views = {view.queue: view for view in views}
         return views
 
@@ -242,7 +243,11 @@ class QueueReader(Resident, Generic[V]):
         chain = await self._chain(queue)
 
         def offset_at(link: _Link) -> Awaitable[FoundOffset]:
-            return self._broker(link.partition).offset_at(link.segment.partition_id, at_ms, bound)
+            return self._broker(link.partition).control(
+                endpoints.OFFSET_AT,
+                query={"at_ms": at_ms, "bound": bound},
+                id=link.segment.partition_id,
+            )
 
         answers = await in_turns(offset_at, chain)
         offsets = [answer.offset for answer in answers]
@@ -298,7 +303,9 @@ class QueueReader(Resident, Generic[V]):
         ]
 
     async def _status(self, segment: SegmentView) -> PartitionStatus:
-        return await self._broker(segment.partition).partition(segment.partition.partition_id)
+        return await self._broker(segment.partition).control(
+            endpoints.PARTITION, id=segment.partition.partition_id
+        )
 
     def _broker(self, partition: Partition) -> BrokerClient:
         address = partition.address

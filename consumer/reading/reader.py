@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Generic, Self
 
+from ...protocol import endpoints
 from ...protocol.address import addresses_of
 from ...protocol.backoff import Backoff, Pauses
 from ...protocol.codecs.codec import Codec, V
@@ -308,7 +309,7 @@ class Reader(Resident, Generic[V]):
         route = await self._meta.route(self._subject)
         key = None if route.may_leave else self._key
         self._lineage = LineageOrder(key=key, partition=self._partition)
-        history = (await self._meta.history(self._subject)).partitions
+        history = (await self._meta.call(endpoints.HISTORY, subject=self._subject)).partitions
         ids = {int(past.partition.partition_id) for past in history}
         named = set(self._start.offsets) | set(self._stop.offsets) | ({self._partition} - {None})
         for partition_id in sorted(number for number in named if number not in ids):  # type: ignore[type-var]
@@ -324,7 +325,7 @@ class Reader(Resident, Generic[V]):
         except PartitionUnknownError as error:
             if error.partition_id is None:
                 raise
-            history = (await self._meta.history(self._subject)).partitions
+            history = (await self._meta.call(endpoints.HISTORY, subject=self._subject)).partitions
             if any(past.partition.partition_id == error.partition_id and not past.is_gone for past in history):  # fmt: skip
                 raise
             return error
@@ -368,12 +369,16 @@ class Reader(Resident, Generic[V]):
         """What is stored of a partition, which is looked at before times are looked up."""
         partition_id = int(partition.partition_id)
         broker = self._broker(partition)
-        status = await broker.partition(partition_id)
+        status = await broker.control(endpoints.PARTITION, id=partition_id)
 
         async def at_time(bound: Bound) -> int | None:
             if bound.kind is not BoundKind.TIME:
                 return None
-            found_offset = await broker.offset_at(partition_id, bound.at_ms, TimeBound.LOWER)
+            found_offset = await broker.control(
+                endpoints.OFFSET_AT,
+                query={"at_ms": bound.at_ms, "bound": TimeBound.LOWER},
+                id=partition_id,
+            )
             return found_offset.offset
 
         start_at, stop_at = await at_time(self._start), await at_time(self._stop)
@@ -399,7 +404,7 @@ class Reader(Resident, Generic[V]):
         if not (self._follow and self._lineage.lacks_children):
             return None
         try:
-            history = (await self._meta.history(self._subject)).partitions
+            history = (await self._meta.call(endpoints.HISTORY, subject=self._subject)).partitions
         except UnreachableError as error:
             return error
         self._take(history)
@@ -497,7 +502,7 @@ class Reader(Resident, Generic[V]):
         """
         unasked: UnreachableError | None = None
         try:
-            history = (await self._meta.history(self._subject)).partitions
+            history = (await self._meta.call(endpoints.HISTORY, subject=self._subject)).partitions
         except UnreachableError as error:
             unasked = error  # what a broker lacks may be gone: none says so
         else:

@@ -7,11 +7,10 @@ import logging
 
 from ...protocol.clock import Clock
 from ...protocol.control import Done
+from ...protocol.endpoints import AUDIT, NOTE_AUDIT
 from ...protocol.errors import StorageError
 from ...protocol.http.audit import (
-    AUDIT,
     EVENTS_MAX,
-    NOTE_AUDIT,
     AuditPage,
     NoteAudit,
 )
@@ -81,7 +80,7 @@ class AuditLog:
             return False
 
     def routes(self) -> list[ControlRoute]:
-        """A route for each of `http.audit.AUDIT_CALLS`."""
+        """A route for each call about the audit log."""
         return [ControlRoute(NOTE_AUDIT, self._note), ControlRoute(AUDIT, self._list)]
 
     async def _note(self, body: NoteAudit, _params: Params) -> Done:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ...protocol.endpoints import ACCESS
 from ...protocol.errors import AccessOffError
-from ...protocol.http.access import ACCESS
 from ...rpc.server import ControlRoute
 
 
@@ -11,7 +11,7 @@ class AccessOff:
     """Stands for the service of access where there is none."""
 
     def routes(self) -> list[ControlRoute]:
-        """A route for each of `http.access.ACCESS`."""
+        """A route for each of `endpoints.ACCESS`."""
 
         async def refuse(_body: object, _params: object) -> object:
             raise AccessOffError

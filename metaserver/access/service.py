@@ -33,6 +33,20 @@ from ...protocol.access.rights import (
 from ...protocol.access.tokens import make_token, token_hash
 from ...protocol.clock import Clock
 from ...protocol.control import Done
+from ...protocol.endpoints import (
+    ACCESS_NEWS,
+    CAPABILITY,
+    CHECK_ACCESS,
+    CREATE_TOKEN,
+    GRANT,
+    GRANTS,
+    QUOTAS,
+    REVOKE_GRANT,
+    REVOKE_TOKEN,
+    SET_QUOTA,
+    TOKENS,
+    UNSET_QUOTA,
+)
 from ...protocol.errors import (
     InvalidRequestError,
     OverloadedError,
@@ -40,16 +54,7 @@ from ...protocol.errors import (
     UnauthenticatedError,
 )
 from ...protocol.http.access import (
-    ACCESS_NEWS,
-    CAPABILITY,
-    CHECK_ACCESS,
-    CREATE_TOKEN,
-    GRANT,
-    GRANTS,
     HOLDER_BYTES,
-    REVOKE_GRANT,
-    REVOKE_TOKEN,
-    TOKENS,
     AskCapability,
     Capabilities,
     ChangeGrant,
@@ -62,7 +67,11 @@ from ...protocol.http.access import (
     TokenList,
     TokenView,
 )
-from ...protocol.http.quotas import QUOTAS, SET_QUOTA, UNSET_QUOTA, QuotaList, SetQuota, UnsetQuota
+from ...protocol.http.quotas import (
+    QuotaList,
+    SetQuota,
+    UnsetQuota,
+)
 from ...rpc.access.caller import Caller
 from ...rpc.access.credentials import ShownCapability
 from ...rpc.access.guard import CALLER
@@ -251,7 +260,7 @@ class AccessService:
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────────
     def routes(self) -> list[ControlRoute]:
-        """A route for each of `http.access.ACCESS`."""
+        """A route for each of `endpoints.ACCESS`."""
         return [
             ControlRoute(CREATE_TOKEN, self._create_token),
             ControlRoute(TOKENS, self._tokens),

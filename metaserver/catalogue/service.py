@@ -20,6 +20,7 @@ from typing import Protocol, TypeVar
 from msgspec.structs import replace
 from sqlalchemy.engine import Connection
 
+from ...protocol import endpoints
 from ...protocol.access.capability import AccessNews
 from ...protocol.address import check_broker_address
 from ...protocol.control import (
@@ -518,7 +519,9 @@ class Catalogue:
         )
         async with slots:
             try:
-                await BrokerClient(self._network, partition.address).host_partition(body)
+                await BrokerClient(self._network, partition.address).control(
+                    endpoints.HOST_PARTITION, body
+                )
             except PartitionInUseError as error:
                 in_use[partition.partition_id] = (
                     f"broker group {partition.broker_group!r}: {error.message}"

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from ...protocol import endpoints
 from ...protocol.backoff import Backoff
 from ...protocol.control import HostPartition, hosted_limit
 from ...protocol.errors import (
@@ -383,23 +384,28 @@ class OperationDriver:
         async with self._brokers_limit:
             try:
                 if rule.asks is Ask.SEAL:
-                    status = await broker.seal(partition.partition_id, empty=canceled)
+                    status = await broker.control(
+                        endpoints.SEAL,
+                        query={"empty": 1 if canceled else None},
+                        id=partition.partition_id,
+                    )
                     return _Answer(partition.partition_id, status.next_offset, status.ended_at_ms)
                 if operation.publishes:  # a broker hosts no partition anew that has messages
-                    await broker.know_groups(
-                        partition.partition_id,
+                    await broker.control(
+                        endpoints.KNOW_GROUPS,
                         KnowGroups(
                             groups=tuple(name for _, name in operation.groups),
                             complete=True,
                             tokens_above=operation.tokens_above,
                         ),
+                        id=partition.partition_id,
                     )
                     return _Answer(partition.partition_id)
                 groups = tuple(name for _, name in operation.groups)
                 facts = _facts(
                     operation, partition, groups=groups, tokens_above=operation.tokens_above
                 )
-                await broker.host_partition(facts)
+                await broker.control(endpoints.HOST_PARTITION, facts)
             except KeylaneError as error:
                 absent = isinstance(error, PartitionUnknownError | PartitionInUseError)
                 if canceled and absent:
@@ -418,7 +424,7 @@ class OperationDriver:
         broker = BrokerClient(self._network, child.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._brokers_limit:
             facts = _facts(operation, child, times_from_ms=times_from_ms)
-            await broker.host_partition(facts)
+            await broker.control(endpoints.HOST_PARTITION, facts)
 
     async def _refusal(self, parent: Partition) -> str:
         """The reason why the broker of a parent cannot seal the parent, "" if it can.  Changes nothing at the broker."""
@@ -426,7 +432,7 @@ class OperationDriver:
         broker = BrokerClient(self._network, parent.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._brokers_limit:
             try:
-                why = (await broker.partition(parent.partition_id)).unsealable
+                why = (await broker.control(endpoints.PARTITION, id=parent.partition_id)).unsealable
             except KeylaneError as error:
                 why = error.message
         return unsealable(parent.partition_id, parent.broker_group, why) if why else ""

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from ...protocol import endpoints
 from ...protocol.control import (
     DeleteGroup,
     DeleteSubject,
@@ -158,10 +159,12 @@ class RemovalService:
             try:
                 if removal.group_id == WHOLE:
                     whole = DropPartition(subject=removal.subject, last_id=removal.last_id)
-                    await broker.drop_partition(removal.partition_id, whole)
+                    await broker.control(endpoints.DROP_PARTITION, whole, id=removal.partition_id)
                     return 0
                 forget = ForgetGroup(group=removal.group, token=removal.token)
-                return (await broker.forget_group(removal.partition_id, forget)).token
+                return (
+                    await broker.control(endpoints.FORGET_GROUP, forget, id=removal.partition_id)
+                ).token
             except KeylaneError as error:
                 absent = isinstance(error, PartitionUnknownError)
                 if absent and removal.state is not PartitionState.PLANNED:

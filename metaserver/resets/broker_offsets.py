@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...protocol import endpoints
 from ...protocol.control import TimeBound
 from ...protocol.errors import KeylaneError, NotSentError
 from ...protocol.routing import Partition
@@ -33,11 +34,15 @@ async def read_offsets(
     """
     try:
         broker = broker_at(network, partition.address, partition.broker_group)
-        status = await broker.partition(partition.partition_id)
+        status = await broker.control(endpoints.PARTITION, id=partition.partition_id)
         at_time = None
         if at_ms is not None:
             at_time = (
-                await broker.offset_at(partition.partition_id, at_ms, TimeBound.LOWER)
+                await broker.control(
+                    endpoints.OFFSET_AT,
+                    query={"at_ms": at_ms, "bound": TimeBound.LOWER},
+                    id=partition.partition_id,
+                )
             ).offset
     except KeylaneError as error:
         raise NotSentError(

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from ...protocol import endpoints
 from ...protocol.control import PartitionStatus
 from ...protocol.errors import (
     GroupBusyError,
@@ -220,11 +221,15 @@ class ResetService:
         """Set a cursor, retrying a few times while the broker is overloaded."""
         for pause_ms in OVERLOADED_PAUSES_MS:
             try:
-                return await self._broker(partition).set_cursor(partition.partition_id, ask)
+                return await self._broker(partition).control(
+                    endpoints.SET_CURSOR, ask, id=partition.partition_id
+                )
             except OverloadedError as error:
                 log.info("partition %d: %s", partition.partition_id, error.message)
                 await asyncio.sleep(pause_ms / 1000)
-        return await self._broker(partition).set_cursor(partition.partition_id, ask)
+        return await self._broker(partition).control(
+            endpoints.SET_CURSOR, ask, id=partition.partition_id
+        )
 
     def _broker(self, partition: Partition) -> BrokerClient:
         return broker_at(self._network, partition.address, partition.broker_group)

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from sqlalchemy.engine import Connection
 
+from ...protocol import endpoints
 from ...protocol.errors import (
     ForeignServerError,
     InvalidRequestError,
@@ -159,7 +160,9 @@ class Announcer:
         answers: list[ToldGroups] = []
 
         async def ask(broker: BrokerClient) -> None:
-            answers.append(await broker.tell_groups(TellGroups(partitions=partitions)))
+            answers.append(
+                await broker.control(endpoints.TELL_GROUPS, TellGroups(partitions=partitions))
+            )
 
         try:
             await self._ask(call[0], silent, ask)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from ...protocol import endpoints
 from ...protocol.errors import KeylaneError
 from ...protocol.routing import Partition, PartitionState
 from ...rpc.client import BrokerClient
@@ -112,7 +113,7 @@ class Expirer:
         broker = BrokerClient(self._network, partition.address, timeout_ms=CALL_TIMEOUT_MS)
         async with slots:
             try:
-                status = await broker.partition(partition.partition_id)
+                status = await broker.control(endpoints.PARTITION, id=partition.partition_id)
             except KeylaneError as error:
                 log.info("partition %d: %s", partition.partition_id, error.message)
                 return False

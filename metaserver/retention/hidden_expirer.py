@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
+from ...protocol import endpoints
 from ...protocol.control import DeleteSubject
 from ...protocol.errors import KeylaneError, NotSentError
 from ...rpc.client import BrokerClient
@@ -90,5 +91,7 @@ class HiddenExpirer:
             if partition.address is None:
                 raise NotSentError(f"broker group {partition.broker_group} is not available")
             broker = BrokerClient(self._network, partition.address, timeout_ms=CALL_TIMEOUT_MS)
-            messages += (await broker.partition(partition.partition_id)).next_offset
+            messages += (
+                await broker.control(endpoints.PARTITION, id=partition.partition_id)
+            ).next_offset
         return messages

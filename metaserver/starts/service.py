@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec.structs import replace
 
+from ...protocol import endpoints
 from ...protocol.errors import (
     GroupBusyError,
     GroupExistsError,
@@ -207,12 +208,12 @@ class StartService:
             try:
                 broker = broker_at(self._network, start.address, start.broker_group)
                 try:
-                    await broker.set_cursor(start.partition_id, ask)
+                    await broker.control(endpoints.SET_CURSOR, ask, id=start.partition_id)
                 except OffsetOutOfRangeError as error:
                     # The broker runs on an older copy of its folder: the messages before the cursor are gone.
                     log.warning("partition %d: %s", start.partition_id, error.message)
                     at_end = replace(ask, cursor=error.next_offset or 0)
-                    await broker.set_cursor(start.partition_id, at_end)
+                    await broker.control(endpoints.SET_CURSOR, at_end, id=start.partition_id)
             except KeylaneError as error:
                 log.info(
                     "start of group %s on partition %d: %s",

@@ -1,4 +1,4 @@
-"""The control calls of a metaserver about access: tokens, grants, capabilities.  Pure."""
+"""Bodies of the control calls about access: tokens, grants, capabilities.  Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ..access.capability import AccessNews
-from ..access.rights import AccessGrant
-from ..control import Done
-from .audit import AUDIT_CALLS
-from .endpoint import Endpoint, Rights
-from .quotas import QUOTA_CALLS
+from ..access.rights import AccessGrant, Rights
 
 LABEL_CHARS_MAX = 200
 Label = Annotated[str, Meta(max_length=LABEL_CHARS_MAX)]
@@ -59,7 +54,7 @@ class TokenList(Struct, frozen=True, kw_only=True):
 
 
 class ChangeGrant(Struct, frozen=True, kw_only=True):
-    """AccessGrant a right to a principal, or take it back: exactly this one, with its patterns."""
+    """Grant a right to a principal, or take it back: exactly this one, with its patterns."""
 
     principal: str
     grant: AccessGrant
@@ -110,83 +105,3 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     held: str = ""
     """For the data plane, with the key that was asked for."""
     ends_in_ms: int
-
-
-CREATE_TOKEN = Endpoint(
-    "POST", "/v1/access/tokens", CreateToken, MadeToken, Rights.ADMINISTER, "Make a token."
-)
-TOKENS = Endpoint(
-    "GET",
-    "/v1/access/tokens",
-    None,
-    TokenList,
-    Rights.ADMINISTER,
-    "All tokens, or those of a principal.",
-    query=("principal",),
-)
-REVOKE_TOKEN = Endpoint(
-    "POST",
-    "/v1/access/tokens/{id}/revoke",
-    None,
-    TokenView,
-    Rights.ADMINISTER,
-    "Revoke a token; brokers know within seconds, and a repeat changes nothing.",
-    idempotent=True,
-)
-GRANT = Endpoint(
-    "POST",
-    "/v1/access/grants",
-    ChangeGrant,
-    Done,
-    Rights.ADMINISTER,
-    "AccessGrant a right; a repeat changes nothing.",
-    idempotent=True,
-)
-REVOKE_GRANT = Endpoint(
-    "POST",
-    "/v1/access/grants/revoke",
-    ChangeGrant,
-    Done,
-    Rights.ADMINISTER,
-    "Take a right back; a repeat changes nothing.",
-    idempotent=True,
-)
-GRANTS = Endpoint(
-    "GET",
-    "/v1/access/grants",
-    None,
-    GrantList,
-    Rights.ADMINISTER,
-    "All rights, or those of a principal.",
-    query=("principal",),
-)
-CHECK_ACCESS = Endpoint(
-    "POST",
-    "/v1/access/check",
-    CheckAccess,
-    Decision,
-    Rights.ADMINISTER,
-    "Whether a principal has a right.",
-    idempotent=True,
-)
-CAPABILITY = Endpoint(
-    "POST",
-    "/v1/access/capability",
-    AskCapability,
-    Capabilities,
-    Rights.KNOWN,
-    "Signed rights of the caller, which brokers believe for a few minutes.",
-    idempotent=True,
-)
-ACCESS_NEWS = Endpoint(
-    "GET",
-    "/v1/access/news",
-    None,
-    AccessNews,
-    Rights.CLUSTER,
-    "What a broker has to know to judge capabilities.",
-)
-ACCESS = (
-    CREATE_TOKEN, TOKENS, REVOKE_TOKEN, GRANT, REVOKE_GRANT, GRANTS, CHECK_ACCESS, CAPABILITY, ACCESS_NEWS,
-    *QUOTA_CALLS, *AUDIT_CALLS,
-)  # fmt: skip

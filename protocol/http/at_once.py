@@ -1,4 +1,4 @@
-"""Control calls that do for many at once what others do for one.  Pure."""
+"""Bodies of the control calls that renew several sessions at once.  Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from msgspec import Meta, Struct
 
 from ..control import ErrorBody, Grants, Heartbeat
 from ..limits import SESSIONS_AT_ONCE_MAX
-from ..progress import TellGroups, ToldGroups
-from .endpoint import Endpoint, Rights
 
 
 class Heartbeats(Struct, frozen=True, kw_only=True):
@@ -33,23 +31,3 @@ class HeartbeatAnswers(Struct, frozen=True, kw_only=True):
     """A session that is not named here was renewed, and has the grants whose version its heartbeat knew."""
 
     news: tuple[HeartbeatNews, ...] = ()
-
-
-HEARTBEATS = Endpoint(
-    "POST",
-    "/v1/consumers/heartbeats",
-    Heartbeats,
-    HeartbeatAnswers,
-    Rights.CONSUME,
-    "Renew several sessions; returns at once when the grants of one of them differ from its known_version.",
-    told_again=True,
-)
-TELL_GROUPS = Endpoint(
-    "POST",
-    "/v1/partitions/groups",
-    TellGroups,
-    ToldGroups,
-    Rights.CLUSTER,
-    "Have retention of several partitions wait for groups that have not read them yet.",
-    idempotent=True,
-)

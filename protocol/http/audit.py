@@ -1,13 +1,10 @@
-"""The control calls of a metaserver about the audit log in SQL.  Pure."""
+"""Bodies of the control calls about the audit log.  Pure."""
 
 from __future__ import annotations
 
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
-
-from ..control import Done
-from .endpoint import Endpoint, Rights
 
 TEXT_CHARS_MAX: Final = 200
 EVENTS_MAX: Final = 500
@@ -59,23 +56,3 @@ class AuditPage(Struct, frozen=True, kw_only=True):
     rows: list[AuditRow]
     before: int | None = None
     """Ask with this for older ones; None: there are none."""
-
-
-NOTE_AUDIT = Endpoint(
-    "POST",
-    "/v1/access/audit",
-    NoteAudit,
-    Done,
-    Rights.CLUSTER,
-    "Store events of a broker's audit log.",
-)
-AUDIT = Endpoint(
-    "GET",
-    "/v1/access/audit",
-    None,
-    AuditPage,
-    Rights.ADMINISTER,
-    "The audit log, the newest events first.",
-    query=("who", "subject", "outcome", "since_ms", "before", "limit"),
-)
-AUDIT_CALLS = (NOTE_AUDIT, AUDIT)

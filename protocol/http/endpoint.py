@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -38,6 +39,10 @@ class Endpoint(Generic[A_co]):
     """A POST that may be repeated when its outcome is unknown.  A GET may always be repeated."""
     told_again: bool = False
     """A POST that its client makes again by itself, or whose content its next one has: one that gets lost costs little."""
+    timeout_ms: int | None = None
+    """How long a client waits for the answer, in milliseconds; None: its own `timeout_ms`."""
+    one_address: bool = False
+    """Only one metaserver is asked: the caller knows how much time is left for the next, and what to ask it."""
 
     @property
     def is_get(self) -> bool:
@@ -56,3 +61,10 @@ class Endpoint(Generic[A_co]):
         except UnicodeEncodeError as error:
             raise InvalidRequestError(bad_text(error)) from None
         return self.path.format_map(parts)
+
+    @staticmethod
+    def query_of(given: Mapping[str, object] | None) -> dict[str, str] | None:
+        """The parameters behind the question mark as texts; one that is None is left out."""
+        if given is None:
+            return None
+        return {name: str(value) for name, value in given.items() if value is not None}

@@ -1,4 +1,4 @@
-"""The control calls of a metaserver about quotas of principals and limits of subjects.  Pure."""
+"""Bodies of the control calls about quotas of principals and limits of subjects.  Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from ..access.quota import Quota
-from ..control import Done
-from .endpoint import Endpoint, Rights
 
 PRINCIPAL: Final = "principal"
 SUBJECT: Final = "subject"
@@ -55,27 +53,3 @@ class QuotaList(Struct, frozen=True, kw_only=True):
     """All limits, sorted."""
 
     quotas: list[QuotaRow]
-
-
-SET_QUOTA = Endpoint(
-    "POST",
-    "/v1/access/quotas",
-    SetQuota,
-    Done,
-    Rights.ADMINISTER,
-    "Limit a principal or subjects; brokers know within seconds.",
-    idempotent=True,
-)
-UNSET_QUOTA = Endpoint(
-    "POST",
-    "/v1/access/quotas/unset",
-    UnsetQuota,
-    Done,
-    Rights.ADMINISTER,
-    "End the limits of a principal or of subjects; a repeat changes nothing.",
-    idempotent=True,
-)
-QUOTAS = Endpoint(
-    "GET", "/v1/access/quotas", None, QuotaList, Rights.ADMINISTER, "All quotas and limits."
-)
-QUOTA_CALLS = (SET_QUOTA, UNSET_QUOTA, QUOTAS)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
+from ...protocol import endpoints
 from ...protocol.errors import KeylaneError, OffsetOutOfRangeError
 from ...protocol.reprocess.holds import SetHold
 from ...rpc.client import BrokerClient, MetaClient
@@ -100,7 +101,7 @@ class Holding:
                     job=self._job, from_offset=offsets.get(partition_id, 0), ttl_ms=ttl_ms
                 )
                 try:
-                    await broker.hold(partition_id, body)
+                    await broker.control(endpoints.HOLD, body, id=partition_id)
                 except OffsetOutOfRangeError as error:
                     if partition_id in offsets:
                         raise

@@ -15,6 +15,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping
 
+from ...protocol import endpoints
 from ...protocol.clock import Clock
 from ...protocol.errors import GroupBusyError, KeylaneError, RetryRule
 from ...protocol.progress import ResetGroup, ResetTo
@@ -68,7 +69,9 @@ class GroupProgress:
         known: dict[int, int] = {}
         for subject, cursors in _by_subject(view, {**offset.offsets}).items():
             ask = ResetGroup(to=ResetTo.CURSORS, cursors=cursors, dry_run=True)
-            answer = await self._meta.reset_group(subject, self._group, ask)
+            answer = await self._meta.call(
+                endpoints.RESET_GROUP, ask, subject=subject, group=self._group
+            )
             known |= {each.partition_id: each.before or 0 for each in answer.cursors}
         self._set = known
 
@@ -93,8 +96,11 @@ class GroupProgress:
         self._at_ms = now_ms
         for subject, cursors in _by_subject(view, wanted).items():
             try:
-                await self._meta.reset_group(
-                    subject, self._group, ResetGroup(to=ResetTo.CURSORS, cursors=cursors)
+                await self._meta.call(
+                    endpoints.RESET_GROUP,
+                    ResetGroup(to=ResetTo.CURSORS, cursors=cursors),
+                    subject=subject,
+                    group=self._group,
                 )
             except KeylaneError as error:
                 if error.retry is RetryRule.NEVER and not isinstance(error, GroupBusyError):

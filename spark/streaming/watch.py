@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from ...arrow.opening import open_network
 from ...arrow.selection import CursorOf, Edge, Point, ReadBound, ReadOptions, StoredAt
+from ...protocol import endpoints
 from ...protocol.backoff import Backoff
 from ...protocol.control import PartitionStatus, TimeBound
 from ...protocol.errors import (
@@ -176,7 +177,7 @@ class Watch:
         excluded: set[int] = set()
         for subject in self._options.subjects:
             route, history = await asyncio.gather(
-                self._meta.route(subject), self._meta.history(subject)
+                self._meta.route(subject), self._meta.call(endpoints.HISTORY, subject=subject)
             )
             subjects[subject] = route.subject_id
             branches += branches_of(subject, history.partitions)
@@ -271,7 +272,9 @@ class Watch:
     async def _status(self, branch: Branch) -> PartitionStatus | None:
         """None: the partition was abandoned, and its broker is silent still."""
         try:
-            return await self._broker(branch.partition).partition(branch.partition.partition_id)
+            return await self._broker(branch.partition).control(
+                endpoints.PARTITION, id=branch.partition.partition_id
+            )
         except UnreachableError:
             if branch.abandoned and branch.end is None:
                 return None
@@ -297,10 +300,14 @@ class Watch:
             return stored.first if point is Edge.EARLIEST else stored.end
         broker = self._broker(view.lineage.branches[number].partition)
         if isinstance(point, StoredAt):
-            by_time = await broker.offset_at(number, point.at_ms, TimeBound.LOWER)
+            by_time = await broker.control(
+                endpoints.OFFSET_AT,
+                query={"at_ms": point.at_ms, "bound": TimeBound.LOWER},
+                id=number,
+            )
             return stored.end if by_time.offset is None else max(by_time.offset, stored.first)
         assert isinstance(point, CursorOf)
-        groups = (await broker.partition(number)).groups
+        groups = (await broker.control(endpoints.PARTITION, id=number)).groups
         return next((each.cursor for each in groups if each.group == point.group), stored.first)
 
 

@@ -11,11 +11,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
+from ...protocol import endpoints
 from ...protocol.access.capability import parts_of
 from ...protocol.access.rights import Rights, check_all_allowed
 from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock, SystemClock
 from ...protocol.control import DeleteSubject, PartitionStatus, SubjectView
+from ...protocol.endpoints import CAPABILITY
 from ...protocol.errors import (
     AccessOffError,
     CommitUnknownError,
@@ -28,7 +30,7 @@ from ...protocol.errors import (
     SubjectDeletedError,
     SubjectUnknownError,
 )
-from ...protocol.http.access import CAPABILITY, AskCapability
+from ...protocol.http.access import AskCapability
 from ...protocol.operations import (
     ROUTE_FINAL,
     HideSubject,
@@ -102,7 +104,7 @@ class HiddenSubject:
     async def _check_rights(self) -> None:
         """Look at the rights that the whole job needs: else a grant that lacks is told when rows are made already."""
         try:
-            shown = await self._trying(lambda: self._meta.access(CAPABILITY, AskCapability()))
+            shown = await self._trying(lambda: self._meta.call(CAPABILITY, AskCapability()))
         except AccessOffError:
             return
         may, _, _ = parts_of(shown.bearer)
@@ -206,7 +208,7 @@ class HiddenSubject:
                     raise NotSentError(f"broker group {partition.broker_group} is not available")
                 broker = BrokerClient(self._network, partition.address)
                 try:
-                    status = await broker.partition(partition.partition_id)
+                    status = await broker.control(endpoints.PARTITION, id=partition.partition_id)
                 finally:
                     await broker.close()
                 statuses[int(partition.partition_id)] = status
@@ -236,7 +238,9 @@ class HiddenSubject:
         until = self._clock.boot_ms() + self._options.timeout_ms
         try:
             while True:
-                answer = await self._trying(lambda: self._meta.publish_subject(self.name, ask))
+                answer = await self._trying(
+                    lambda: self._meta.call(endpoints.PUBLISH_SUBJECT, ask, subject=self.name)
+                )
                 if answer.state in ROUTE_FINAL:
                     break
                 if self._clock.boot_ms() >= until:
@@ -263,14 +267,18 @@ class HiddenSubject:
         """Delete it unless it is published or gone; a repeat changes nothing."""
         try:
             ask = DeleteSubject(force=True, subject_id=self._subject_id)
-            await self._trying(lambda: self._meta.delete_subject(self.name, ask))
+            await self._trying(
+                lambda: self._meta.call(endpoints.DELETE_SUBJECT, ask, subject=self.name)
+            )
         except (SubjectUnknownError, SubjectDeletedError):
             return
 
     async def abandon(self) -> None:
         """Delete one whose making has failed, which the metaserver would go on with; asks once."""
         with suppress(KeylaneError):
-            await self._meta.delete_subject(self.name, DeleteSubject(force=True))
+            await self._meta.call(
+                endpoints.DELETE_SUBJECT, DeleteSubject(force=True), subject=self.name
+            )
 
     async def _trying(self, ask: Callable[[], Awaitable[T]]) -> T:
         until = self._clock.boot_ms() + self._options.timeout_ms

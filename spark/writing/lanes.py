@@ -26,6 +26,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import TypeVar
 
+from ...protocol import endpoints
 from ...protocol.backoff import Backoff
 from ...protocol.batch import encode_body
 from ...protocol.clock import Clock
@@ -109,7 +110,7 @@ class TaskSender:
         route = await self._ask()
         self._past.learn(route.partitions)
         if self._past.lacks(route.partitions):  # what was merged and has expired still cuts lanes
-            history = await self.meta.history(self.subject)
+            history = await self.meta.call(endpoints.HISTORY, subject=self.subject)
             self._past.learn_history(
                 [each.partition for each in history.partitions], route.partitions
             )

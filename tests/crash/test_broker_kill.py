@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from keylane.protocol import endpoints
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.errors import FencedError, KeylaneError
 from keylane.protocol.frames import Ack, Acquire, Append, Read
@@ -94,7 +95,7 @@ async def test_broker_loses_nothing_when_killed_under_load(process):
     process.start()
     clients = [BrokerClient(network, process.address) for _ in senders]
     for partition_id in (1, 2):
-        await clients[0].host_partition(facts(partition_id))
+        await clients[0].control(endpoints.HOST_PARTITION, facts(partition_id))
     tasks = [
         asyncio.create_task(sender.run(client))
         for sender, client in zip(senders, clients, strict=True)
@@ -129,7 +130,7 @@ async def test_killed_broker_keeps_fence_cursor_and_sequence(process):
     process.start()
     network = HttpNetwork()
     client = BrokerClient(network, process.address)
-    await client.host_partition(facts())
+    await client.control(endpoints.HOST_PARTITION, facts())
     await client.call(Append(1), batch(count=10))
     await client.call(Acquire(1, "audit", "b" * 16, 1, 30_000))
     await client.call(Acquire(1, "audit", SESSION, 2, 30_000))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, Heartbeat, Join
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
@@ -74,13 +75,13 @@ async def test_killed_metaserver_keeps_sessions_and_tokens(tmp_path: Path) -> No
         meta = MetaClient(network, [address])
         async with hosting_broker(meta, "left"):
             await meta.create_subject(CreateSubject(subject="s", partitions=4))
-            await meta.join(Join(subject="s", group="g", session=A))
-            before = await meta.heartbeat(Heartbeat(session=A))
+            await meta.call(endpoints.JOIN, Join(subject="s", group="g", session=A))
+            before = await meta.call(endpoints.HEARTBEAT, Heartbeat(session=A))
         process.kill()
         process.wait(timeout=60)
     with started(tmp_path) as (_, address):
         meta = MetaClient(network, [address])
-        assert (await meta.heartbeat(Heartbeat(session=A))).grants == before.grants
+        assert (await meta.call(endpoints.HEARTBEAT, Heartbeat(session=A))).grants == before.grants
         route = await meta.route("s")
         assert len(route.partitions) == 4
     await network.close()

@@ -17,6 +17,7 @@ from typing import Self
 from keylane.checker.events import Event, Stored
 from keylane.checker.findings import Findings
 from keylane.checker.judge import check_history
+from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, PartitionStatus
 from keylane.protocol.errors import KeylaneError, NotEnoughBrokersError
 from keylane.protocol.operations import OperationKind, Reshape
@@ -263,7 +264,7 @@ class Stage:
         async with asyncio.timeout(120):
             while True:
                 try:
-                    (view,) = (await self.meta.reshape(ask)).operations
+                    (view,) = (await self.meta.call(endpoints.RESHAPE, ask)).operations
                     break
                 except KeylaneError:  # no metaserver, no broker, or an operation under way
                     await asyncio.sleep(0.1)

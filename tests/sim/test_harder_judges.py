@@ -22,6 +22,7 @@ from sim.machines.clock import ManualClock
 from sim.machines.database import Shelf
 from sim.machines.movements import moved_for_nothing, needed
 from sim.machines.store import Desk, batch, open_store
+from support.call_doubles import MetaDouble
 
 
 # ── shares ────────────────────────────────────────────────────────────────────────────────────────────
@@ -181,7 +182,7 @@ def test_past_row_is_left_until_it_is_forgotten():
 
 
 # ── repeats of what is over ───────────────────────────────────────────────────────────────────────────
-class ForgetfulMeta:
+class ForgetfulMeta(MetaDouble):
     """A metaserver that knows nothing of what was asked for, and answers after a while."""
 
     def __init__(self, loop: Any, *, after_s: float, shown: dict[int, PartitionState]) -> None:

@@ -19,6 +19,7 @@ from keylane.checker.findings import Findings
 from keylane.checker.judge import check_history
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.metaserver.settings import MetaserverSettings
+from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, Retention
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import Cordon, OperationKind, OperationState, Reshape
@@ -323,7 +324,9 @@ class World:
 
     async def _cordon(self, broker_group: str, seconds: float) -> None:
         with contextlib.suppress(KeylaneError):
-            await self._operator_meta.cordon(broker_group, Cordon(cordoned=True))
+            await self._operator_meta.call(
+                endpoints.CORDON, Cordon(cordoned=True), group=broker_group
+            )
         await asyncio.sleep(seconds)
         # Until it is heard, or no group may be left for a creation.
         await uncordon(broker_group, self._operator_meta)
@@ -360,19 +363,23 @@ class World:
                 ask.kind is OperationKind.EVACUATE
             ):  # the group that was evacuated before is well by now
                 for group in {"g0", "g1"} - {ask.broker_group}:
-                    await self._operator_meta.cordon(group, Cordon(cordoned=False))
-            answer = await self._operator_meta.reshape(ask)
+                    await self._operator_meta.call(
+                        endpoints.CORDON, Cordon(cordoned=False), group=group
+                    )
+            answer = await self._operator_meta.call(endpoints.RESHAPE, ask)
             self.trace(f"begun {answer!r}")
             if "cancel" in self.swarm.faults and self.rng.random() < 0.5:
                 await asyncio.sleep(0.1 * self.rng.random() ** 2)
                 for operation in answer.operations:
-                    await self._operator_meta.cancel_operation(operation.operation_id)
+                    await self._operator_meta.call(
+                        endpoints.CANCEL_OPERATION, id=operation.operation_id
+                    )
         except KeylaneError as error:
             self.trace(f"not begun: {error!r}")
 
     async def _verify(self) -> list[str]:
         """The violations that `verify` finds once all is quiet."""
-        seen = await self._operator_meta.verify()
+        seen = await self._operator_meta.call(endpoints.VERIFY)
         return [
             f"{check.code} {check.name}: {violation}"
             for check in seen.checks
@@ -385,7 +392,9 @@ class World:
             running = [
                 operation
                 for subject in subjects
-                for operation in (await self._operator_meta.operations(subject)).operations
+                for operation in (
+                    await self._operator_meta.call(endpoints.OPERATIONS, subject=subject)
+                ).operations
             ]
         except KeylaneError:
             return False
@@ -396,7 +405,9 @@ class World:
         """Record the partitions of which operators were told that their remaining messages are reordered, where that is allowed."""
         if self.swarm.strict or self.swarm.static:
             return
-        for operation in (await self._operator_meta.operations(SUBJECT)).operations:
+        for operation in (
+            await self._operator_meta.call(endpoints.OPERATIONS, subject=SUBJECT)
+        ).operations:
             for partition_id in operation.reordered:
                 self.record(Abandoned(partition_id))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from keylane import Admin
+from keylane.protocol import endpoints
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.control import CreateSubject, Retention, Route, SubjectView
 from keylane.protocol.errors import KeylaneError, NotEnoughBrokersError, UnreachableError
@@ -187,7 +188,7 @@ class Cluster:
     async def reshape(self, ask: Reshape, *, seconds: float = 60.0) -> list[OperationView]:
         """Change partitions and wait until it is done."""
         async with meta_of(self) as meta:
-            views = (await meta.reshape(ask)).operations
+            views = (await meta.call(endpoints.RESHAPE, ask)).operations
             return [await done_operation(meta, view, seconds=seconds) for view in views]
 
     async def check_history(self, subject: str, sent: dict[bytes, list[bytes]]) -> None:
@@ -239,7 +240,7 @@ async def begun(meta: MetaClient, ask: Reshape) -> None:
     with contextlib.suppress(UnreachableError):
         while True:
             try:
-                await meta.reshape(ask)
+                await meta.call(endpoints.RESHAPE, ask)
                 return
             except NotEnoughBrokersError:
                 await asyncio.sleep(0.05)
@@ -254,7 +255,7 @@ async def done_operation(
         assert time.monotonic() < until, f"not done: {view}"
         await asyncio.sleep(0.01)
         try:
-            operations = (await meta.operations(view.subject)).operations
+            operations = (await meta.call(endpoints.OPERATIONS, subject=view.subject)).operations
         except UnreachableError:
             continue
         view = next(
@@ -296,7 +297,7 @@ async def available_history(meta: MetaClient, subject: str) -> list[PartitionHis
     """The history of a subject, as soon as the metaserver knows the address of each partition."""
     until = time.monotonic() + 60
     while True:
-        partitions = (await meta.history(subject)).partitions
+        partitions = (await meta.call(endpoints.HISTORY, subject=subject)).partitions
         missing = [past.partition for past in partitions if past.partition.address is None]
         if not missing:
             return partitions

@@ -119,7 +119,8 @@ HOME_OF: dict[str, list[str]] = {
         ),
         "testing/cluster.py",  # the calendar of virtual time
         "rpc/access/audit.py",  # writes the time of a line, which its caller took
-        "admin/access.py",  # a time as a program gives it
+        "admin/client.py",  # a time as a program gives it
+        "admin/arguments.py",
         "admin/arguments.py",  # the same, where a word is wanted
         "rpc/operating/log_lines.py",  # writes the time of a record, which logging took
     ],

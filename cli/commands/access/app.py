@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption, parse_time
+from ...answer import Answer, expanded
+from ...options import parse_time
 from ...screen import make_table, show_line, show_table
 from .audit import show_audit
 from .quota import quota_app
@@ -30,6 +31,7 @@ GroupPattern = Annotated[
 
 
 @token_app.command("create")
+@expanded
 def create_token(
     principal: PrincipalArgument,
     *,
@@ -42,31 +44,30 @@ def create_token(
             show_default="never",
         ),
     ] = None,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Make a token and print it, this once."""
     until = None if ends is None else datetime.fromtimestamp(parse_time(ends) / 1000, UTC)
     ask_and_show(
-        meta,
-        output,
+        answer.meta,
+        answer.output,
         lambda admin: admin.create_token(principal, label=label, ends=until),
         lambda made: show_line(made.token),
     )
 
 
 @token_app.command("list")
+@expanded
 def list_tokens(
     principal: Annotated[str | None, typer.Argument(help="Only this principal's.")] = None,
     *,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Show all tokens by id; the tokens themselves are not stored."""
     heads = ("id", "principal", "state", "label")
     ask_and_show(
-        meta,
-        output,
+        answer.meta,
+        answer.output,
         lambda admin: admin.list_tokens(principal),
         lambda listed: show_table(
             make_table(
@@ -79,71 +80,71 @@ def list_tokens(
 
 
 @token_app.command("revoke")
+@expanded
 def revoke_token(
     token_id: Annotated[int, typer.Argument(min=1, help="As `keylane access token list` says.")],
     *,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Revoke a token; brokers know within seconds."""
     ask_and_show(
-        meta,
-        output,
+        answer.meta,
+        answer.output,
         lambda admin: admin.revoke_token(token_id),
         lambda view: show_line(f"token {view.token_id} of {view.principal} is {view.state}"),
     )
 
 
 @access_app.command("grant")
+@expanded
 def grant(
     principal: PrincipalArgument,
     right: RightArgument,
     *,
     subject: SubjectPattern = "*",
     group: GroupPattern = "*",
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Grant a right; without options on every subject and group."""
     ask_and_show(
-        meta,
-        output,
+        answer.meta,
+        answer.output,
         lambda admin: admin.grant(principal, right, subject=subject, group=group),
         lambda _: show_line(f"{principal} may {right} {subject}, group {group}"),
     )
 
 
 @access_app.command("revoke")
+@expanded
 def revoke(
     principal: PrincipalArgument,
     right: RightArgument,
     *,
     subject: SubjectPattern = "*",
     group: GroupPattern = "*",
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Take back exactly this right, with its patterns."""
     ask_and_show(
-        meta,
-        output,
+        answer.meta,
+        answer.output,
         lambda admin: admin.revoke_grant(principal, right, subject=subject, group=group),
         lambda _: show_line(f"{principal} has no such right: {right} {subject}, group {group}"),
     )
 
 
 @access_app.command("list")
+@expanded
 def list_grants(
     principal: Annotated[str | None, typer.Argument(help="Only this principal's.")] = None,
     *,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Show all rights by principal."""
     heads = ("principal", "right", "subject", "group")
     ask_and_show(
-        meta,
-        output,
+        answer.meta,
+        answer.output,
         lambda admin: admin.list_grants(principal),
         lambda listed: show_table(
             make_table(
@@ -159,14 +160,14 @@ def list_grants(
 
 
 @access_app.command("check")
+@expanded
 def check(
     principal: PrincipalArgument,
     right: RightArgument,
     *,
     subject: Annotated[str, typer.Option(help="A subject.", show_default="all of them")] = "",
     group: Annotated[str, typer.Option(help="A consumer group.", show_default="all of them")] = "",
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Say whether a principal has a right, and by which grant."""
 
@@ -176,8 +177,8 @@ def check(
         show_line(f"{'allowed' if decision.allowed else 'refused'}: {why}")
 
     ask_and_show(
-        meta,
-        output,
+        answer.meta,
+        answer.output,
         lambda admin: admin.check_access(principal, right, subject=subject, group=group),
         show,
     )

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
+from ...answer import Answer, expanded
 from ...screen import make_table, show_line, show_table
 from .running import ask_and_show
 
@@ -21,6 +21,7 @@ SubjectOption = Annotated[
 
 
 @quota_app.command("set")
+@expanded
 def set_quota(
     name: NameArgument,
     *,
@@ -49,13 +50,12 @@ def set_quota(
         ),
     ] = 0,
     subject: SubjectOption = False,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Limit a principal at each server, in place of its limits before; with --subject what subjects take."""
     ask_and_show(
-        meta,
-        output,
+        answer.meta,
+        answer.output,
         lambda admin: admin.set_quota(
             name,
             bytes_per_s=bytes_per_s,
@@ -71,26 +71,27 @@ def set_quota(
 
 
 @quota_app.command("unset")
+@expanded
 def unset_quota(
     name: NameArgument,
     *,
     subject: SubjectOption = False,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """End the limits of a principal or, with --subject, of subjects."""
     ask_and_show(
-        meta,
-        output,
+        answer.meta,
+        answer.output,
         lambda admin: admin.unset_quota(name, kind="subject" if subject else "principal"),
         lambda _: show_line(f"{name} is not limited"),
     )
 
 
 @quota_app.command("list")
+@expanded
 def list_quotas(
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    *,
+    answer: Answer,
 ) -> None:
     """Show all limits; 0 is none."""
     heads = (
@@ -104,8 +105,8 @@ def list_quotas(
         "scheduled bytes#",
     )
     ask_and_show(
-        meta,
-        output,
+        answer.meta,
+        answer.output,
         lambda admin: admin.list_quotas(),
         lambda listed: show_table(
             make_table(

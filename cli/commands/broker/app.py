@@ -7,15 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ...options import (
-    META_DEFAULT,
-    DryRunOption,
-    MetaOption,
-    OutputFormat,
-    OutputOption,
-    WaitOption,
-    YesOption,
-)
+from ...answer import Answer, expanded
+from ...options import DryRunOption, OutputFormat, OutputOption, WaitOption, YesOption
 
 broker_app = typer.Typer(
     no_args_is_help=True, help="Look at brokers, take them out of use, check their data folders."
@@ -82,41 +75,42 @@ GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of a b
 
 
 @broker_app.command("list")
-def broker_list(meta: MetaOption = META_DEFAULT, output: OutputOption = OutputFormat.TABLE) -> None:
+@expanded
+def broker_list(*, answer: Answer) -> None:
     """List the broker groups that ever reported themselves."""
-    from ...screen import run
     from .groups import list_brokers
 
-    run(output, list_brokers(meta, output))
+    answer.run(list_brokers)
 
 
 @broker_app.command("cordon")
+@expanded
 def broker_cordon(
     group: GroupArgument,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    *,
+    answer: Answer,
 ) -> None:
     """Keep a broker group from new partitions; those it has stay.  An evacuation does this as well."""
-    from ...screen import run
     from .groups import cordon
 
-    run(output, cordon(meta, output, group=group, cordoned=True))
+    answer.run(cordon, group=group, cordoned=True)
 
 
 @broker_app.command("uncordon")
+@expanded
 def broker_uncordon(
     group: GroupArgument,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    *,
+    answer: Answer,
 ) -> None:
     """Let a broker group have new partitions again."""
-    from ...screen import run
     from .groups import cordon
 
-    run(output, cordon(meta, output, group=group, cordoned=False))
+    answer.run(cordon, group=group, cordoned=False)
 
 
 @broker_app.command("evacuate")
+@expanded
 def evacuate(
     group: Annotated[
         str, typer.Argument(metavar="GROUP", help="Broker group that is to go, or is dead.")
@@ -141,8 +135,7 @@ def evacuate(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     wait: WaitOption = True,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """
     Continue all partitions of a broker group, of every subject, on other broker groups.
@@ -154,10 +147,10 @@ def evacuate(
     from ..operations import change_partitions, confirm_loss
 
     if accept_loss and not dry_run:
-        confirm_loss(meta, output, group, yes=yes)
+        confirm_loss(answer.meta, answer.output, group, yes=yes)
     change_partitions(
-        meta,
-        output,
+        answer.meta,
+        answer.output,
         lambda admin: admin.evacuate(
             group, without_source=without_source, accept_loss=accept_loss, dry_run=dry_run
         ),
@@ -167,6 +160,7 @@ def evacuate(
 
 
 @broker_app.command("accept")
+@expanded
 def broker_accept(
     group: GroupArgument,
     *,
@@ -177,8 +171,7 @@ def broker_accept(
         bool, typer.Option("--dry-run", help="Show what would be given up, change nothing.")
     ] = False,
     yes: YesOption = False,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Let a refused broker serve with an older copy of the data folder; what the copy lacks is given up."""
     from ...screen import run
@@ -186,9 +179,9 @@ def broker_accept(
     from .groups import accept, show_behind
 
     if not dry_run and asks(yes=yes):
-        run(output, show_behind(meta, group=group, address=address))
+        run(answer.output, show_behind(answer.meta, group=group, address=address))
         confirm(f"Give up what this copy of {group}'s data folder lacks?", yes=yes)
-    run(output, accept(meta, output, group=group, address=address, dry_run=dry_run))
+    answer.run(accept, group=group, address=address, dry_run=dry_run)
 
 
 KindOption = Annotated[str, typer.Option(help="Which index: file or rocksdb.")]

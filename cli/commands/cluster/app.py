@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
+from ...answer import Answer, expanded
+from ...options import OutputFormat, OutputOption
 
 cluster_app = typer.Typer(
     no_args_is_help=True, help="Files for the hosts of a new cluster; check of a running one."
@@ -73,23 +74,21 @@ def cluster_init(
 
 
 @cluster_app.command("check")
+@expanded
 def cluster_check(
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    *,
+    answer: Answer,
 ) -> None:
     """Tell what does not fit, seen from this host: clocks, certificates, names, versions, ports, disks; status 1 then."""
-    from ...screen import run
     from .check import check_cluster
 
-    run(output, check_cluster(meta, output))
+    answer.run(check_cluster)
 
 
 @cluster_app.command("versions")
-def cluster_versions(
-    meta: MetaOption = META_DEFAULT, output: OutputOption = OutputFormat.TABLE
-) -> None:
+@expanded
+def cluster_versions(*, answer: Answer) -> None:
     """Show the version of the cluster, and of each broker and metaserver: how far an upgrade is."""
-    from ...screen import run
     from .versions import show_versions
 
-    run(output, show_versions(meta, output))
+    answer.run(show_versions)

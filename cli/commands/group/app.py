@@ -8,17 +8,14 @@ import typer
 
 from ....protocol.groups import TRIES_MAX_MAX, FailurePolicy, FullPolicy
 from ....protocol.routing import ConsumeStrategy
+from ...answer import Answer, expanded
 from ...options import (
-    META_DEFAULT,
     AllPartitionsOption,
     CancelOption,
     ConsumerGroupArgument,
     DryRunOption,
     ForceOption,
     LiveOption,
-    MetaOption,
-    OutputFormat,
-    OutputOption,
     SubjectArgument,
     WaitOption,
     YesOption,
@@ -37,38 +34,35 @@ ClientOption = Annotated[
 
 
 @group_app.command("describe")
+@expanded
 def group_describe(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
     *,
     all_partitions: AllPartitionsOption = False,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Show the owner, cursor and lag of each partition."""
-    from ...screen import run
     from .describe import describe_group
 
-    shown = describe_group(
-        meta, output, subject=subject, group=group, all_partitions=all_partitions
-    )
-    run(output, shown)
+    answer.run(describe_group, subject=subject, group=group, all_partitions=all_partitions)
 
 
 @group_app.command("list")
+@expanded
 def group_list(
     subject: SubjectArgument,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    *,
+    answer: Answer,
 ) -> None:
     """List the consumer groups of a subject, with their strategies."""
-    from ...screen import run
     from .describe import list_groups
 
-    run(output, list_groups(meta, output, subject=subject))
+    answer.run(list_groups, subject=subject)
 
 
 @group_app.command("switch")
+@expanded
 def group_switch(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
@@ -79,17 +73,17 @@ def group_switch(
             "shared: every consumer gets messages of every partition, without order."
         ),
     ],
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    *,
+    answer: Answer,
 ) -> None:
     """Change a group's strategy.  Its consumers end; consumers started with the new strategy take over."""
-    from ...screen import run
     from .describe import switch_group
 
-    run(output, switch_group(meta, output, subject=subject, group=group, strategy=strategy))
+    answer.run(switch_group, subject=subject, group=group, strategy=strategy)
 
 
 @group_app.command("create")
+@expanded
 def group_create(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
@@ -105,17 +99,16 @@ def group_create(
     strategy: Annotated[
         ConsumeStrategy, typer.Option(help="How its consumers share out the messages.")
     ] = ConsumeStrategy.EXCLUSIVE,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Make a consumer group, and fix where it begins; what is stored from then on is delivered to it."""
-    from ...screen import run
     from .settings import create_group
 
-    run(output, create_group(meta, output, subject, group, start=start, strategy=strategy))
+    answer.run(create_group, subject, group, start=start, strategy=strategy)
 
 
 @group_app.command("set")
+@expanded
 def group_set(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
@@ -147,66 +140,56 @@ def group_set(
     forget: Annotated[
         bool, typer.Option("--forget", help="Forget first what was stored of the policy.")
     ] = False,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Store what a group does with failing messages; its running consumers follow, whatever their code says."""
-    from ...screen import run
     from .settings import set_group
 
-    run(
-        output,
-        set_group(
-            meta,
-            output,
-            subject,
-            group,
-            on_failure=on_failure,
-            on_full=on_full,
-            tries_max=tries_max,
-            backoff_first_ms=backoff_first_ms,
-            backoff_max_ms=backoff_max_ms,
-            forget=forget,
-        ),
+    answer.run(
+        set_group,
+        subject,
+        group,
+        on_failure=on_failure,
+        on_full=on_full,
+        tries_max=tries_max,
+        backoff_first_ms=backoff_first_ms,
+        backoff_max_ms=backoff_max_ms,
+        forget=forget,
     )
 
 
 @group_app.command("suspend")
+@expanded
 def group_suspend(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
     *,
     client: ClientOption = None,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Have a group, or one client of it, hand over its partitions and get none until resume."""
-    from ...screen import run
     from .settings import suspend_group
 
-    run(output, suspend_group(meta, output, subject, group, client=client))
+    answer.run(suspend_group, subject, group, client=client)
 
 
 @group_app.command("resume")
+@expanded
 def group_resume(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
     *,
     client: ClientOption = None,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """End what suspend with the same --client has begun."""
-    from ...screen import run
     from .settings import change
 
-    run(
-        output,
-        change(meta, output, lambda admin: admin.resume_group(subject, group, client=client)),
-    )
+    answer.run(change, lambda admin: admin.resume_group(subject, group, client=client))
 
 
 @group_app.command("delete")
+@expanded
 def group_delete(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
@@ -214,27 +197,22 @@ def group_delete(
     force: ForceOption = False,
     yes: YesOption = False,
     wait: WaitOption = True,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Delete a consumer group and its progress; run again, it shows how far that is."""
-    from ...screen import run
     from ..deletion import confirm, delete
 
     confirm(f"Delete group {group} of {subject} with its progress?", yes=yes)
-    run(
-        output,
-        delete(
-            meta,
-            output,
-            f"group {group} of {subject}",
-            lambda admin, known: admin.delete_group(subject, group, force=force, group_id=known),
-            wait=wait,
-        ),
+    answer.run(
+        delete,
+        f"group {group} of {subject}",
+        lambda admin, known: admin.delete_group(subject, group, force=force, group_id=known),
+        wait=wait,
     )
 
 
 @group_app.command("reset")
+@expanded
 def group_reset(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
@@ -265,29 +243,23 @@ def group_reset(
             "keep their cursors.",
         ),
     ] = None,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Set the cursors of a group without live consumers, or --live; run again, it finishes an interrupted reset."""
-    from ...screen import run
     from .reset import cancel_reset, reset_group
 
     if cancel:
         alone = (to, shift, queue, partition) == (None,) * 4 and not (dry_run or live)
-        run(output, cancel_reset(meta, output, subject, group, alone=alone))
+        answer.run(cancel_reset, subject, group, alone=alone)
         return
-    run(
-        output,
-        reset_group(
-            meta,
-            output,
-            subject,
-            group,
-            to=to,
-            shift=shift,
-            queue=queue,
-            partition=partition,
-            dry_run=dry_run,
-            live=live,
-        ),
+    answer.run(
+        reset_group,
+        subject,
+        group,
+        to=to,
+        shift=shift,
+        queue=queue,
+        partition=partition,
+        dry_run=dry_run,
+        live=live,
     )

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
+from ...answer import Answer, expanded
+from ...options import OutputFormat, OutputOption
 
 meta_app = typer.Typer(no_args_is_help=True, help="Look after the metaserver's database.")
 DataOption = Annotated[
@@ -24,12 +25,12 @@ UrlOption = Annotated[
 
 
 @meta_app.command("verify")
-def meta_verify(meta: MetaOption = META_DEFAULT, output: OutputOption = OutputFormat.TABLE) -> None:
+@expanded
+def meta_verify(*, answer: Answer) -> None:
     """Compare the database with the brokers; exit status 1 if a check finds a violation."""
-    from ...screen import run
     from .verify import verify_cluster
 
-    run(output, verify_cluster(meta, output))
+    answer.run(verify_cluster)
 
 
 @meta_app.command("rebuild")

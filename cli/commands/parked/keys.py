@@ -13,7 +13,7 @@ from ....protocol.text import counted
 from ...connection import open_admin
 from ...options import OutputFormat
 from ...screen import make_table, show_json, show_line, show_table
-from .selection import Selection, confirm, failure_text, key_facts, key_text
+from .selection import Redriving, Selection, confirm, failure_text, key_facts, key_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,27 +53,25 @@ async def redrive_parked(
     subject: str,
     group: str,
     selection: Selection,
-    *,
-    all_keys: bool,
-    yes: bool,
+    redriving: Redriving,
 ) -> None:
     """Redrive the parked keys that are asked for; without a key only after a yes."""
     key = selection.wanted_key()
     whole = selection.key is None and selection.among_dead is True
-    if all_keys and selection.said:
+    if redriving.all_keys and selection.said:
         raise ConfigError("--all is every key: leave the others out, or --all")
-    if not (all_keys or selection.said or whole):
+    if not (redriving.all_keys or selection.said or whole):
         raise ConfigError("say which keys: --key, --older-than, --error, …, or --all")
     async with open_admin(meta) as admin:
         if key is ...:
             views = await selected(admin, subject, group, selection)
             parked = [view for view in views if view.state is not ParkState.REDRIVING]
             if parked:
-                confirm(f"Redrive {_sum(parked)} of {group} on {subject}?", yes=yes)
+                confirm(f"Redrive {_sum(parked)} of {group} on {subject}?", yes=redriving.yes)
         redriven = await admin.redrive(
             subject,
             group,
-            all=all_keys,
+            all=redriving.all_keys,
             **selection.asked,
         )
     if output is OutputFormat.JSON:

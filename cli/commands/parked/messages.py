@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ....admin import Admin, ParkedMessage
-from ....protocol.errors import ConfigError, InputError, ParkedKeyUnknownError
+from ....protocol.errors import ConfigError, ParkedKeyUnknownError
 from ....protocol.scheduled.deliver_at import shown
 from ....protocol.text import counted
 from ...connection import open_admin
@@ -19,7 +17,16 @@ from ...options import OutputFormat, headers_of
 from ...screen import json_text, make_table, show_json, show_line, show_table
 from .editor import edited_text
 from .keys import selected
-from .selection import Selection, confirm, failure_facts, failure_text, key_text
+from .selection import (
+    Change,
+    Place,
+    Selection,
+    Skipping,
+    confirm,
+    failure_facts,
+    failure_text,
+    key_text,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -60,9 +67,7 @@ async def skip_parked(
     subject: str,
     group: str,
     selection: Selection,
-    *,
-    first: int | None,
-    yes: bool,
+    skipping: Skipping,
 ) -> None:
     """
     Skip parked messages of each key that is asked for, after a yes.
@@ -73,6 +78,7 @@ async def skip_parked(
     """
     if not (selection.said or selection.among_dead):
         raise ConfigError(f"say which messages: {OPTIONS}")
+    first = skipping.count
     of_one_key = selection.key is not None or selection.key_hex is not None
     async with open_admin(meta) as admin:
         views = await selected(admin, subject, group, selection)
@@ -91,7 +97,7 @@ async def skip_parked(
                 title = f"{what}: no consumer of {group} will handle"
                 all_shown = count <= len(lost)
                 show_table(message_table(f"{title} these" if all_shown else title, lost))
-            confirm(f"Skip {what}?", yes=yes)
+            confirm(f"Skip {what}?", yes=skipping.yes)
             skipped = await admin.skip(subject, group, **selection.asked, first=first)
     numbers = sorted({view.partition_id for view in views})
     if output is OutputFormat.JSON:
@@ -110,58 +116,24 @@ def _whose(selection: Selection) -> str:
     return f"dead letters of {key_text(key)}" if selection.among_dead and key else key_text(key)
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """The options that say what is new of a message."""
-
-    value: str | None = None
-    value_file: Path | None = None
-    in_editor: bool = False
-    header: Sequence[str] = ()
-    """Properties as `name=value`, in place of all; none: they stay."""
-
-    @property
-    def new_value(self) -> bytes | None:
-        """
-        The new value; None: it stays, or comes from the editor.
-
-        Raises:
-            ConfigError: nothing is to be changed, or the value comes from two places.
-            InputError: the file cannot be read.
-        """
-        if (self.value is not None) + (self.value_file is not None) + self.in_editor > 1:
-            raise ConfigError("give one of --value, --value-file and --editor")
-        if self.value_file is not None:
-            return _content(self.value_file)
-        if self.value is None and not (self.in_editor or self.header):
-            raise ConfigError("say what is new: --value, --value-file, --editor, --header")
-        return None if self.value is None else self.value.encode(errors="surrogateescape")
-
-
 async def edit_parked(
     meta: str,
     output: OutputFormat,
     subject: str,
     group: str,
-    *,
-    place: tuple[int | None, int | None, str | None, str | None],
+    place: Place,
     change: Change,
-    dead: bool | None = None,
 ) -> None:
     """
     Put another value, or other properties, in the place of a parked message, and show it as consumers will get it.
-
-    Args:
-        place: the partition and the offset of the message, or its key, as text or in hexadecimal.
-        dead: the key is one of dead letters.
 
     Raises:
         ConfigError: nothing is to be changed, or no message is named.
         InputError: the file cannot be read.
         As `Admin.edit_parked`.
     """
-    new, properties = change.new_value, headers_of(change.header) or None
-    asked = _named_message(*place, dead=dead)
+    new, properties = change.new_value, headers_of(change.header or ()) or None
+    asked = place.asked
     async with open_admin(meta) as admin:
         if change.in_editor:
             before = await admin.parked_message(subject, group, **asked)
@@ -177,32 +149,6 @@ async def edit_parked(
         _print_json(edited)
     else:
         show_table(message_table("consumers will get", [edited]))
-
-
-def _named_message(
-    partition: int | None,
-    offset: int | None,
-    key: str | None,
-    key_hex: str | None,
-    *,
-    dead: bool | None,
-) -> dict[str, Any]:
-    """How a user names one message.  Raises ConfigError."""
-    wanted = Selection(key, key_hex).wanted_key()
-    if isinstance(wanted, EllipsisType) or wanted is None:
-        if partition is None or offset is None:
-            raise ConfigError("say which message: --partition and --offset, or --key")
-        return {"partition_id": partition, "offset": offset}
-    if offset is not None:
-        raise ConfigError("a key names its oldest message: leave --offset out, or --key")
-    return {"key": wanted, "partition_id": partition, "dead": dead}
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 async def _messages(

@@ -1,37 +1,62 @@
-"""Which parked keys a user names, and whether a change of them is meant."""
+"""The options of `keylane parked` and `keylane dead`: which messages, what is new of them, and whether it is meant."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from types import EllipsisType
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ....admin import ParkedKeyView
-from ....protocol.errors import ConfigError
-from ....protocol.http.message_json import bytes_field
+from ....protocol.errors import ConfigError, InputError
 from ....protocol.parked import Failure
 from ....protocol.reading.instants import ago_ms
 from ....protocol.text import plain_number
+
+if TYPE_CHECKING:
+    from ....admin import ParkedKeyView
 
 KEY_CHARS_SHOWN = 60
 FAILURE_CHARS_SHOWN = 80
 SECONDS_MAX = 999_999_999_999
 
 
+YesOption = Annotated[
+    bool, typer.Option("--yes", "-y", help="Do not ask; needed where the input is no terminal.")
+]
+FirstOption = Annotated[
+    int, typer.Option(min=1, help="Number of messages of each key, from the oldest on.")
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The options that say which keys."""
 
-    key: str | None = None
-    key_hex: str | None = None
-    no_key: bool = False
-    dead: bool = False
-    partition: int | None = None
-    older_than: str | None = None
-    error: str | None = None
+    key: Annotated[str | None, typer.Option(metavar="TEXT", help="This order key.")] = None
+    key_hex: Annotated[
+        str | None, typer.Option(metavar="HEX", help="This order key, in hexadecimal.")
+    ] = None
+    no_key: Annotated[bool, typer.Option("--no-key", help="Messages without a key.")] = False
+    dead: Annotated[bool, typer.Option("--dead", help="Dead letters, of any key.")] = False
+    partition: Annotated[
+        int | None, typer.Option(min=1, metavar="ID", help="Only on the partition with this id.")
+    ] = None
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE",
+            help="Only what is parked for at least so long: 90 (seconds), 15m, 1h, 2d.",
+        ),
+    ] = None
+    error: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="Only what has this in the type or text of the last failure."
+        ),
+    ] = None
     among_dead: bool | None = None
     """True: dead letters alone; False: all others; None: both."""
 
@@ -91,6 +116,148 @@ class Selection:
         return self.by_key or any(other is not None for other in others)
 
 
+@dataclass(frozen=True, slots=True)
+class DeadSelection(Selection):
+    """The same among dead letters alone."""
+
+    dead: bool = False
+    among_dead: bool | None = True
+
+
+@dataclass(frozen=True, slots=True)
+class Redriving:
+    """The options that say what `redrive` needs no question for."""
+
+    all_keys: Annotated[bool, typer.Option("--all", help="Every parked key.")] = False
+    yes: YesOption = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeadRedriving(Redriving):
+    """The same of dead letters, which are all of one key."""
+
+    all_keys: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Skipping:
+    """The options that say how many messages of each key are skipped."""
+
+    first: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Number of messages of each key, from the oldest on.  [default: 1]"
+        ),
+    ] = None
+    all_messages: Annotated[
+        bool, typer.Option("--all", help="Skip every parked message of the key.")
+    ] = False
+    yes: YesOption = False
+
+    @property
+    def count(self) -> int | None:
+        """How many messages of each key are skipped; None: all.  Raises ConfigError: both options."""
+        if self.all_messages and self.first is not None:
+            raise ConfigError("--all is every message: leave --first out")
+        return None if self.all_messages else self.first or 1
+
+
+@dataclass(frozen=True, slots=True)
+class DeadSkipping(Skipping):
+    """The same of dead letters."""
+
+    all_messages: Annotated[bool, typer.Option("--all", help="Skip every dead letter.")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The options that name one message."""
+
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="The oldest parked message of this order key."),
+    ] = None
+    key_hex: Annotated[
+        str | None, typer.Option(metavar="HEX", help="The same, of a key in hexadecimal.")
+    ] = None
+    partition: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="ID",
+            help="The partition of the message, as show says; with a key the one that has it parked.",
+        ),
+    ] = None
+    offset: Annotated[int | None, typer.Option(min=0, help="Its offset there.")] = None
+    dead: bool | None = None
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What the calls of an admin take.  Raises ConfigError."""
+        wanted = Selection(self.key, self.key_hex).wanted_key()
+        if isinstance(wanted, EllipsisType) or wanted is None:
+            if self.partition is None or self.offset is None:
+                raise ConfigError("say which message: --partition and --offset, or --key")
+            return {"partition_id": self.partition, "offset": self.offset}
+        if self.offset is not None:
+            raise ConfigError("a key names its oldest message: leave --offset out, or --key")
+        return {"key": wanted, "partition_id": self.partition, "dead": self.dead}
+
+
+@dataclass(frozen=True, slots=True)
+class DeadPlace(Place):
+    """The same of a dead letter."""
+
+    key: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The oldest dead letter of this order key.")
+    ] = None
+    dead: bool | None = True
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The options that say what is new of a message."""
+
+    value: Annotated[str | None, typer.Option(metavar="TEXT", help="The new value.")] = None
+    value_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file with the new value.")
+    ] = None
+    in_editor: Annotated[
+        bool, typer.Option("--editor", help="Edit the value, which is text, in $EDITOR.")
+    ] = False
+    header: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="A property, in place of all it has; may be repeated."
+        ),
+    ] = None
+    """Properties as `name=value`, in place of all; none: they stay."""
+
+    @property
+    def new_value(self) -> bytes | None:
+        """
+        The new value; None: it stays, or comes from the editor.
+
+        Raises:
+            ConfigError: nothing is to be changed, or the value comes from two places.
+            InputError: the file cannot be read.
+        """
+        if (self.value is not None) + (self.value_file is not None) + self.in_editor > 1:
+            raise ConfigError("give one of --value, --value-file and --editor")
+        if self.value_file is not None:
+            return _content(self.value_file)
+        if self.value is None and not (self.in_editor or self.header):
+            raise ConfigError("say what is new: --value, --value-file, --editor, --header")
+        return None if self.value is None else self.value.encode(errors="surrogateescape")
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
 def _bytes_of(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
@@ -102,13 +269,6 @@ def _not_empty(key: bytes) -> bytes:
     if not key:
         raise ConfigError("an empty key: messages without a key are --no-key")
     return key
-
-
-def skipped_count(first: int | None, *, all_messages: bool) -> int | None:
-    """How many messages of each key are skipped; None: all.  Raises ConfigError: both options."""
-    if all_messages and first is not None:
-        raise ConfigError("--all is every message: leave --first out")
-    return None if all_messages else first or 1
 
 
 def key_text(key: bytes | None) -> str:
@@ -134,6 +294,8 @@ def failure_facts(failure: Failure | None) -> dict[str, object] | None:
 
 def key_facts(view: ParkedKeyView) -> dict[str, object]:
     """A parked key as names and values for programs; `key` is missing for dead letters of any key, and for retries."""
+    from ....protocol.http.message_json import bytes_field
+
     return {
         "partition_id": view.partition_id,
         "dead": view.is_dead,

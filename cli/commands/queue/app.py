@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from ....protocol.control import TimeBound
-from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption, SubjectArgument
+from ...answer import Answer, expanded
+from ...options import SubjectArgument
 
 queue_app = typer.Typer(
     no_args_is_help=True, help="Read and look at the logic queues of static subjects."
@@ -18,6 +19,7 @@ QueueArgument = Annotated[
 
 
 @queue_app.command("offsets")
+@expanded
 def queue_offsets(
     subject: SubjectArgument,
     queue: QueueArgument,
@@ -34,17 +36,16 @@ def queue_offsets(
             help="lower: the first message at or after the time. upper: the last at or before it."
         ),
     ] = TimeBound.LOWER,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Show a queue's first and next logic offset, or the one for a time."""
-    from ...screen import run
     from .read import show_offsets
 
-    run(output, show_offsets(meta, output, subject, queue, at, bound))
+    answer.run(show_offsets, subject, queue, at, bound)
 
 
 @queue_app.command("read")
+@expanded
 def queue_read(
     subject: SubjectArgument,
     queue: QueueArgument,
@@ -58,11 +59,9 @@ def queue_read(
     format: Annotated[  # noqa: A002 - the option's name
         str, typer.Option(help="How a line looks.")
     ] = "{queue}:{logic_offset} {key} {value}",
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Print a queue's messages from a logic offset to its end; no group, no acks."""
-    from ...screen import run
     from .read import read_queue
 
-    run(output, read_queue(meta, output, subject, queue, offset, count=count, template=format))
+    answer.run(read_queue, subject, queue, offset, count=count, template=format)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ....protocol.limits import SCHEDULED_LISTED_MAX
-from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
+from ...answer import Answer, expanded
 
 scheduled_app = typer.Typer(
     no_args_is_help=True, help="List and cancel messages that brokers keep for a later delivery."
@@ -24,6 +24,7 @@ BrokerOption = Annotated[
 
 
 @scheduled_app.command("list")
+@expanded
 def scheduled_list(
     *,
     subject: Annotated[
@@ -33,28 +34,25 @@ def scheduled_list(
         int, typer.Option(min=1, max=SCHEDULED_LISTED_MAX, help="At most this many messages.")
     ] = 100,
     broker: BrokerOption = None,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Show the messages that are delivered next, by their times, and which will be dropped then."""
-    from ...screen import run
     from .messages import list_scheduled
 
-    run(output, list_scheduled(meta, output, subject=subject, limit=limit, broker=broker))
+    answer.run(list_scheduled, subject=subject, limit=limit, broker=broker)
 
 
 @scheduled_app.command("cancel")
+@expanded
 def scheduled_cancel(
     scheduled_id: Annotated[
         str, typer.Argument(metavar="ID", help="Id of the message, as its receipt and `list` show.")
     ],
     *,
     broker: BrokerOption = None,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Never deliver a message; shows whether it was canceled, or was delivered or dropped before."""
-    from ...screen import run
     from .messages import cancel_scheduled
 
-    run(output, cancel_scheduled(meta, output, scheduled_id, broker=broker))
+    answer.run(cancel_scheduled, scheduled_id, broker=broker)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ....protocol.limits import PARTITIONS_MAX
-from ...options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
+from ...answer import Answer, expanded
 
 spark_app = typer.Typer(no_args_is_help=True, help="Work on subjects with Spark.")
 
@@ -61,6 +61,7 @@ PartitionsOption = Annotated[
 
 
 @spark_app.command("reprocess")
+@expanded
 def spark_reprocess(
     *,
     source: Annotated[str, typer.Option("--from", metavar="SUBJECT", help="What is reprocessed.")],
@@ -112,8 +113,7 @@ def spark_reprocess(
             help="How long messages behind the end are held for a group to begin there.",
         ),
     ] = 3_600,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """
     Reprocess a subject by a function; run again, it finishes what is missing or does nothing.
@@ -123,8 +123,8 @@ def spark_reprocess(
     from .reprocess import Asked, reprocess
 
     asked = Asked(
-        meta=meta, source=source, to=to, job=job, start=start, end=end, name=name, plan=plan,
+        meta=answer.meta, source=source, to=to, job=job, start=start, end=end, name=name, plan=plan,
         compare=compare, handover_ms=handover_s * 1000, folder=folder, hidden=hidden, partitions=partitions,
         accept_code=accept_code, code_version=code_version, park=on_error is OnError.PARK,
     )  # fmt: skip
-    raise typer.Exit(reprocess(output, asked))
+    raise typer.Exit(reprocess(answer.output, asked))

@@ -9,14 +9,11 @@ import typer
 from ....protocol.control import Retention
 from ....protocol.limits import MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX_MIN, PARTITIONS_MAX
 from ....protocol.routing import OrderStrategy
+from ...answer import Answer, expanded
 from ...options import (
-    META_DEFAULT,
     AllPartitionsOption,
     DryRunOption,
     ForceOption,
-    MetaOption,
-    OutputFormat,
-    OutputOption,
     SubjectArgument,
     WaitOption,
     YesOption,
@@ -34,6 +31,7 @@ PartitionArgument = Annotated[
 
 
 @subject_app.command("create")
+@expanded
 def subject_create(
     subject: SubjectArgument,
     partitions: Annotated[
@@ -69,18 +67,15 @@ def subject_create(
         int,
         typer.Option(min=MESSAGE_BYTES_MAX_MIN, max=MESSAGE_BYTES_MAX, help=MESSAGE_BYTES_HELP),
     ] = MESSAGE_BYTES_MAX,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Create a subject; again with the same settings changes nothing."""
-    from ...screen import run
     from .describe import create_subject
 
     if queues is not None and not static:
         raise typer.BadParameter("goes with --static", param_hint="--queues")
-    created = create_subject(
-        meta,
-        output,
+    answer.run(
+        create_subject,
         subject,
         partitions=partitions if queues is None else queues,
         strategy=strategy,
@@ -88,26 +83,25 @@ def subject_create(
         retention=retention,
         message_bytes_max=message_bytes_max,
     )
-    run(output, created)
 
 
 @subject_app.command("list")
+@expanded
 def subject_list(
     *,
     hidden: Annotated[
         bool, typer.Option("--hidden", help="Hidden subjects too, with their targets.")
     ] = False,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """List all subjects."""
-    from ...screen import run
     from .describe import list_subjects
 
-    run(output, list_subjects(meta, output, hidden=hidden))
+    answer.run(list_subjects, hidden=hidden)
 
 
 @subject_app.command("publish")
+@expanded
 def subject_publish(
     hidden: Annotated[str, typer.Argument(metavar="HIDDEN", help="Name of the hidden subject.")],
     subject: SubjectArgument,
@@ -128,11 +122,9 @@ def subject_publish(
     ] = "",
     yes: YesOption = False,
     wait: WaitOption = True,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Publish a hidden subject: its messages follow those of the subject, at once.  Again changes nothing."""
-    from ...screen import run
     from ..deletion import confirm
     from .publish import publish_subject, show_parked
 
@@ -140,29 +132,27 @@ def subject_publish(
         if groups_from:
             show_parked(groups_from)
         confirm(f"Delete all messages that subject {subject} has now?", yes=yes)
-    asked = publish_subject(
-        meta, output, hidden, subject, replace=replace, groups_from=groups_from, wait=wait
+    answer.run(
+        publish_subject, hidden, subject, replace=replace, groups_from=groups_from, wait=wait
     )
-    run(output, asked)
 
 
 @subject_app.command("describe")
+@expanded
 def subject_describe(
     subject: SubjectArgument,
     *,
     all_partitions: AllPartitionsOption = False,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Show a subject's partitions: range, broker, state, offsets."""
-    from ...screen import run
     from .describe import describe_subject
 
-    shown = describe_subject(meta, output, subject=subject, all_partitions=all_partitions)
-    run(output, shown)
+    answer.run(describe_subject, subject=subject, all_partitions=all_partitions)
 
 
 @subject_app.command("set")
+@expanded
 def subject_set(
     subject: SubjectArgument,
     *,
@@ -183,8 +173,7 @@ def subject_set(
     ] = None,
     dry_run: DryRunOption = False,
     wait: WaitOption = True,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Change the settings of a subject while messages flow; the settings that it has already change nothing."""
     from .describe import set_subject
@@ -193,8 +182,8 @@ def subject_set(
         settings = "--order-strategy, --retention, --message-bytes-max"
         raise typer.BadParameter(f"give one of them: {settings}")
     set_subject(
-        meta,
-        output,
+        answer.meta,
+        answer.output,
         subject,
         order_strategy=order_strategy,
         retention=retention,
@@ -205,61 +194,56 @@ def subject_set(
 
 
 @subject_app.command("delete")
+@expanded
 def subject_delete(
     subject: SubjectArgument,
     *,
     force: ForceOption = False,
     yes: YesOption = False,
     wait: WaitOption = True,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Delete a subject with its messages and consumer groups; run again, it shows how far that is."""
-    from ...screen import run
     from ..deletion import confirm, delete
 
     confirm(f"Delete subject {subject} with all its messages?", yes=yes)
-    run(
-        output,
-        delete(
-            meta,
-            output,
-            f"subject {subject}",
-            lambda admin, known: admin.delete_subject(subject, force=force, subject_id=known),
-            wait=wait,
-        ),
+    answer.run(
+        delete,
+        f"subject {subject}",
+        lambda admin, known: admin.delete_subject(subject, force=force, subject_id=known),
+        wait=wait,
     )
 
 
 @subject_app.command("queues")
+@expanded
 def subject_queues(
     subject: SubjectArgument,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    *,
+    answer: Answer,
 ) -> None:
     """Show a static subject's logic queues: range, partitions, logic offsets."""
-    from ...screen import run
     from ..queue.read import show_queues
 
-    run(output, show_queues(meta, output, subject))
+    answer.run(show_queues, subject)
 
 
 @subject_app.command("resize")
+@expanded
 def subject_resize(
     subject: SubjectArgument,
     partitions: Annotated[int, typer.Option(help="Physical partitions, 1 to 1024.")],
     *,
     dry_run: DryRunOption = False,
     wait: WaitOption = True,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Change the number of partitions.  Partitions whose range stays equal are kept, and every key keeps its order."""
     from ..operations import change_partitions
 
     change_partitions(
-        meta,
-        output,
+        answer.meta,
+        answer.output,
         lambda admin: admin.resize(subject, partitions, dry_run=dry_run),
         planned=dry_run,
         wait=wait,
@@ -267,6 +251,7 @@ def subject_resize(
 
 
 @subject_app.command("grow")
+@expanded
 def subject_grow(
     subject: SubjectArgument,
     queues: Annotated[
@@ -278,8 +263,7 @@ def subject_grow(
     *,
     dry_run: DryRunOption = False,
     wait: WaitOption = True,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Split logic queues.  A queue keeps its number, offsets and first half; its second half is a new queue from 0."""
     from ..operations import change_partitions
@@ -287,8 +271,8 @@ def subject_grow(
     if bool(queues) == bool(queue):
         raise typer.BadParameter("give either --queues or --queue", param_hint="--queues")
     change_partitions(
-        meta,
-        output,
+        answer.meta,
+        answer.output,
         lambda admin: admin.grow_subject(subject, queues, queues=queue or (), dry_run=dry_run),
         planned=dry_run,
         wait=wait,
@@ -296,20 +280,20 @@ def subject_grow(
 
 
 @subject_app.command("split")
+@expanded
 def subject_split(
     partition: PartitionArgument,
     *,
     dry_run: DryRunOption = False,
     wait: WaitOption = True,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Split a partition in two."""
     from ..operations import change_partitions
 
     change_partitions(
-        meta,
-        output,
+        answer.meta,
+        answer.output,
         lambda admin: admin.split(partition, dry_run=dry_run),
         planned=dry_run,
         wait=wait,
@@ -317,6 +301,7 @@ def subject_split(
 
 
 @subject_app.command("merge")
+@expanded
 def subject_merge(
     partitions: Annotated[
         list[int], typer.Argument(metavar="PARTITION...", help="Ids of neighbours.")
@@ -324,15 +309,14 @@ def subject_merge(
     *,
     dry_run: DryRunOption = False,
     wait: WaitOption = True,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Merge neighbouring partitions into one."""
     from ..operations import change_partitions
 
     change_partitions(
-        meta,
-        output,
+        answer.meta,
+        answer.output,
         lambda admin: admin.merge(partitions, dry_run=dry_run),
         planned=dry_run,
         wait=wait,
@@ -340,6 +324,7 @@ def subject_merge(
 
 
 @subject_app.command("move")
+@expanded
 def subject_move(
     partitions: Annotated[
         list[int], typer.Argument(metavar="PARTITION...", help="Ids of open partitions.")
@@ -348,15 +333,14 @@ def subject_move(
     to: Annotated[str, typer.Option(metavar="GROUP", help="Broker group to move to.")],
     dry_run: DryRunOption = False,
     wait: WaitOption = True,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    answer: Answer,
 ) -> None:
     """Continue partitions on another broker group."""
     from ..operations import change_partitions
 
     change_partitions(
-        meta,
-        output,
+        answer.meta,
+        answer.output,
         lambda admin: admin.move(partitions, to=to, dry_run=dry_run),
         planned=dry_run,
         wait=wait,
@@ -367,39 +351,39 @@ subject_app.command("evacuate", help="The same as `keylane broker evacuate`.")(e
 
 
 @subject_app.command("operations")
+@expanded
 def subject_operations(
     subject: SubjectArgument,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    *,
+    answer: Answer,
 ) -> None:
     """Show the operations on a subject's partitions: how far each is, and what it waits for."""
-    from ...screen import run
     from ..operations import list_operations
 
-    run(output, list_operations(meta, output, subject))
+    answer.run(list_operations, subject)
 
 
 @subject_app.command("cancel")
+@expanded
 def subject_cancel(
     operation: Annotated[int, typer.Argument(metavar="ID", help="Id of an operation.")],
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    *,
+    answer: Answer,
 ) -> None:
     """Cancel an operation that has not begun to seal.  Later it can only be completed."""
-    from ...screen import run
     from ..operations import cancel_operation
 
-    run(output, cancel_operation(meta, output, operation))
+    answer.run(cancel_operation, operation)
 
 
 @subject_app.command("history")
+@expanded
 def subject_history(
     subject: SubjectArgument,
-    meta: MetaOption = META_DEFAULT,
-    output: OutputOption = OutputFormat.TABLE,
+    *,
+    answer: Answer,
 ) -> None:
     """Draw the lineage of a subject's partitions: parents and children."""
-    from ...screen import run
     from .lineage import show_history
 
-    run(output, show_history(meta, output, subject))
+    answer.run(show_history, subject)

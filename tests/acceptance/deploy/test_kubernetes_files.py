@@ -10,7 +10,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from keylane.protocol.http.any_server import LIVE, READY
+from keylane.protocol.endpoints import LIVE, READY
 from support.hosts.deployed import DEPLOY, documents, image_environment, make_folder, settings_in
 
 pytestmark = pytest.mark.acceptance

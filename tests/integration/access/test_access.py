@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from keylane import Consumer, Message, Producer
 from keylane.admin import CancelOutcome
+from keylane.protocol import endpoints
 from keylane.protocol.control import Heartbeat, Join
 from keylane.protocol.errors import (
     AccessDeniedError,
@@ -181,14 +182,21 @@ async def test_heartbeats_of_several_sessions_need_the_right_on_each(guarded: Gu
         sessions[name] = session = f"{len(sessions):032x}"
         try:
             meta = MetaClient(network, [guarded.meta])
-            await meta.join(Join(subject=subject, group="g", session=session, ttl_ms=60_000))
+            await meta.call(
+                endpoints.JOIN, Join(subject=subject, group="g", session=session, ttl_ms=60_000)
+            )
             own = Heartbeats(heartbeats=(Heartbeat(session=session),))
-            (news,) = (await meta.heartbeats(own, wait_ms=0, timeout_ms=5_000)).news
+            (news,) = (await meta.call(endpoints.HEARTBEATS, own, wait_ms=0, timeout_ms=5_000)).news
             assert (news.session, news.error) == (session, None)
             both = tuple(Heartbeat(session=each) for each in sessions.values())
             if len(both) == 2:
                 with pytest.raises(AccessDeniedError):
-                    await meta.heartbeats(Heartbeats(heartbeats=both), wait_ms=0, timeout_ms=5_000)
+                    await meta.call(
+                        endpoints.HEARTBEATS,
+                        Heartbeats(heartbeats=both),
+                        wait_ms=0,
+                        timeout_ms=5_000,
+                    )
         finally:
             await network.close()
 

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from keylane import Admin, Consumer, Producer
+from keylane.protocol import endpoints
 from keylane.protocol.access.quota import BYTES_PER_S_MIN
 from keylane.protocol.control import Join
 from keylane.protocol.errors import (
@@ -338,14 +339,14 @@ async def test_principal_has_no_more_consumers_than_its_quota_in_all_groups(
     async with consumer(3, other):
         ask = Join(subject=SUBJECT, group="crowd3", session="c" * 32)
         with pytest.raises(SessionQuotaError) as refused:
-            await meta.join(ask)
+            await meta.call(endpoints.JOIN, ask)
         assert (refused.value.principal, refused.value.limit) == ("crowd", 2)
         with pytest.raises(SessionQuotaError):
             await consumer(3, token).__aenter__()
         await first.close()
         third = await consumer(3, token).__aenter__()
         with pytest.raises(SessionQuotaError):
-            await meta.join(ask)
+            await meta.call(endpoints.JOIN, ask)
     await network.close()
     for each in (second, third):
         await each.close()

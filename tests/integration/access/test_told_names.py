@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from keylane import Admin, Consumer, Producer
+from keylane.protocol import endpoints
 from keylane.protocol.access.tokens import make_token
 from keylane.protocol.errors import AccessDeniedError, KeylaneError, UnauthenticatedError
 from keylane.protocol.operations import OperationKind, Reshape
@@ -55,7 +56,7 @@ async def answer_of(
 
 async def secret_partition(guarded: GuardedCluster) -> int:
     async with guarded.admin() as admin:
-        route = (await admin._meta.subject(SECRET)).route
+        route = (await admin._meta.call(endpoints.SUBJECT, subject=SECRET)).route
     return int(route.partitions[0].partition_id)
 
 
@@ -88,7 +89,7 @@ async def test_refusal_does_not_name_the_subject_of_a_partition_when_its_caller_
     network.know_metaservers([guarded.meta])
     try:
         with pytest.raises(AccessDeniedError) as caught:
-            await BrokerClient(network, broker).partition(partition_id)
+            await BrokerClient(network, broker).control(endpoints.PARTITION, id=partition_id)
     finally:
         await network.close()
     assert SECRET not in str(caught.value)
@@ -198,8 +199,8 @@ async def test_administrator_of_a_subject_makes_its_groups_and_cancels_its_opera
         with pytest.raises(AccessDeniedError, match="make a group of"):
             await admin.create_group(OWN, "billing", start="earliest")
         (operation,) = (
-            await admin._meta.reshape(
-                Reshape(kind=OperationKind.RESIZE, subject="kept", partitions=4)
+            await admin._meta.call(
+                endpoints.RESHAPE, Reshape(kind=OperationKind.RESIZE, subject="kept", partitions=4)
             )
         ).operations
         refusal = None

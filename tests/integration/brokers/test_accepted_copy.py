@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from integration.retention.test_dead_groups import SEGMENT, dies_when_granted, handled, send
+from keylane.protocol import endpoints
 from keylane.protocol.control import AcceptFolder
 from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
@@ -44,7 +45,7 @@ async def test_accepted_copy_keeps_messages_of_a_group_younger_than_the_copy(
         async with asyncio.timeout(60):
             while not (await meta.health()).details.get("refused"):
                 await asyncio.sleep(0.05)
-        await meta.accept_folder("g1", AcceptFolder())
+        await meta.call(endpoints.ACCEPT_FOLDER, AcceptFolder(), group="g1")
         await handled(cluster, "alive", sent)
         copy.end()
         copy.start()
@@ -54,7 +55,9 @@ async def test_accepted_copy_keeps_messages_of_a_group_younger_than_the_copy(
                 await asyncio.sleep(0.05)
         (partition,) = (await broker_client.partitions()).partitions
         assert {progress.group for progress in partition.groups} == {"alive", "dead"}
-        assert [check.name for check in (await meta.verify()).checks if check.violations] == []
+        assert [
+            check.name for check in (await meta.call(endpoints.VERIFY)).checks if check.violations
+        ] == []
         await handled(cluster, "dead", sent)
     finally:
         await network.close()
@@ -87,7 +90,9 @@ async def test_copy_from_before_a_resize_is_not_accepted(tmp_path: Path) -> None
                     await asyncio.sleep(0.05)
             for dry_run in (True, False):
                 with pytest.raises(InvalidRequestError, match=r"not in the copy.*--accept-loss"):
-                    await meta.accept_folder("g1", AcceptFolder(dry_run=dry_run))
+                    await meta.call(
+                        endpoints.ACCEPT_FOLDER, AcceptFolder(dry_run=dry_run), group="g1"
+                    )
             original.kill()
             lose = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", accept_loss=True)
             views = await cluster.reshape(lose)

@@ -14,6 +14,7 @@ import pytest
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.producer import ProducerSettings
+from keylane.protocol import endpoints
 from keylane.protocol.errors import AcceptedAsLostError, Fate, InvalidRequestError
 from keylane.protocol.message import Receipt
 from keylane.protocol.operations import OperationKind, Reshape
@@ -65,7 +66,10 @@ async def assert_only_these_are_lost(
 
 
 async def assert_history_names(meta: MetaClient, lost_ids: set[int]) -> None:
-    history = {past.partition.partition_id: past for past in (await meta.history("s")).partitions}
+    history = {
+        past.partition.partition_id: past
+        for past in (await meta.call(endpoints.HISTORY, subject="s")).partitions
+    }
     assert {key for key, past in history.items() if past.lost} == lost_ids
     for partition_id in lost_ids:
         assert history[partition_id].partition.state is PartitionState.EXPIRED
@@ -145,7 +149,7 @@ async def refused_and_replaced(cluster: Cluster, meta: MetaClient, folder: Path)
     try:
         await eventually(lambda: registration(fresh.address) == "registered")
         async with asyncio.timeout(60):
-            while any(check.violations for check in (await meta.verify()).checks):
+            while any(check.violations for check in (await meta.call(endpoints.VERIFY)).checks):
                 await asyncio.sleep(0.2)
     finally:
         fresh.end()
@@ -157,7 +161,7 @@ async def test_loss_is_not_accepted_while_the_broker_answers(cluster: Cluster) -
     network = HttpNetwork()
     try:
         with pytest.raises(InvalidRequestError, match="answers"):
-            await MetaClient(network, [cluster.meta]).reshape(LOSE)
+            await MetaClient(network, [cluster.meta]).call(endpoints.RESHAPE, LOSE)
     finally:
         await network.close()
 
@@ -216,17 +220,21 @@ async def test_dry_run_shows_losses_when_a_plain_evacuation_has_begun(tmp_path: 
         try:
             cluster.brokers[1].kill()
             await silent(meta, LOSE.broker_group)
-            await meta.reshape(Reshape(kind=OperationKind.EVACUATE, broker_group="g2"))
+            await meta.call(
+                endpoints.RESHAPE, Reshape(kind=OperationKind.EVACUATE, broker_group="g2")
+            )
             words = ("broker", "evacuate", "g2", "--accept-loss")
             would = await asyncio.to_thread(keylane, cluster, *words, "--dry-run")
             assert would.returncode == 0, would.stderr
             assert f"partition {there} of s would be given up: its end is not known" in would.stdout
-            assert not any(past.lost for past in (await meta.history("s")).partitions)
+            assert not any(
+                past.lost for past in (await meta.call(endpoints.HISTORY, subject="s")).partitions
+            )
             done = await asyncio.to_thread(keylane, cluster, *words)
             assert done.returncode == 0, done.stdout + done.stderr
             lost = [
                 past.partition.partition_id
-                for past in (await meta.history("s")).partitions
+                for past in (await meta.call(endpoints.HISTORY, subject="s")).partitions
                 if past.lost
             ]
             assert lost == [there]

@@ -9,6 +9,7 @@ import pytest
 
 from keylane.broker.offline.index_work import verify_indexes
 from keylane.broker.storage.files import RealFiles
+from keylane.protocol import endpoints
 from keylane.protocol.batch import batch_starts
 from keylane.protocol.control import TimeBound
 from keylane.protocol.errors import InvalidRequestError, PartitionUnknownError
@@ -72,7 +73,7 @@ def test_broker_loses_nothing_when_killed_repeatedly(index, tmp_path):
 
     async def host(client, _network):
         for partition_id in range(1, PARTITIONS + 1):
-            await client.host_partition(facts(partition_id))
+            await client.control(endpoints.HOST_PARTITION, facts(partition_id))
 
     async def more(client, _network):
         assert await stored(client) == [50 * turn] * PARTITIONS
@@ -100,15 +101,19 @@ async def test_broker_finds_offsets_by_time(index, tmp_path):
     process = BrokerProcess(tmp_path / "data", "--index", index).start()
 
     async def work(client, network):
-        await client.host_partition(facts(1))
-        await client.host_partition(facts(2))
+        await client.control(endpoints.HOST_PARTITION, facts(1))
+        await client.control(endpoints.HOST_PARTITION, facts(2))
         before = time.time_ns() // 1_000_000
         for number in range(3):
             await client.call(Append(1), batch(sequence=2 * number))
         lower, upper = TimeBound.LOWER, TimeBound.UPPER
         later = before + 3_600_000
         offsets = {
-            (at_ms, bound): (await client.offset_at(1, at_ms, bound)).offset
+            (at_ms, bound): (
+                await client.control(
+                    endpoints.OFFSET_AT, query={"at_ms": at_ms, "bound": bound}, id=1
+                )
+            ).offset
             for at_ms in (0, before, later)
             for bound in TimeBound
         }
@@ -116,16 +121,18 @@ async def test_broker_finds_offsets_by_time(index, tmp_path):
             (0, lower): 0, (before, lower): 0, (later, lower): None,
             (0, upper): None, (before, upper): offsets[before, upper], (later, upper): 5,
         }  # fmt: skip
-        answer = await client.offset_at(2, 0, lower)
+        answer = await client.control(endpoints.OFFSET_AT, query={"at_ms": 0, "bound": lower}, id=2)
         assert (answer.offset, answer.first_offset, answer.next_offset) == (None, 0, 0)
         with pytest.raises(PartitionUnknownError):
-            await client.offset_at(3, 0, lower)
+            await client.control(endpoints.OFFSET_AT, query={"at_ms": 0, "bound": lower}, id=3)
         asked = [
             BoundsOf(partition_id=1, at_ms=(before, later), groups=("audit",)),
             BoundsOf(partition_id=3),
             BoundsOf(partition_id=2, at_ms=(0,)),
         ]
-        full, empty = (await client.bounds(AskBounds(partitions=asked))).partitions
+        full, empty = (
+            await client.control(endpoints.PARTITION_BOUNDS, AskBounds(partitions=asked))
+        ).partitions
         assert (full.first_offset, full.next_offset, full.offsets_at) == (0, 6, (0, None))
         assert full.cursors == (None,)
         assert before <= (full.first_at_ms or 0) <= later
@@ -158,7 +165,7 @@ def test_index_commands_rebuild_convert_and_compare(tmp_path):
 
     async def fill(client, _network):
         for partition_id in range(1, PARTITIONS + 1):
-            await client.host_partition(facts(partition_id))
+            await client.control(endpoints.HOST_PARTITION, facts(partition_id))
         await append(client, 0, 20)
 
     asyncio.run(with_client(process, fill))

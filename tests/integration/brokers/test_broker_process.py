@@ -81,7 +81,7 @@ async def client(process, network) -> AsyncIterator[BrokerClient]:
 async def partition_id(client) -> int:
     """A partition of this test alone, with two messages."""
     number = next(_next_partition)
-    await client.host_partition(facts(number))
+    await client.control(endpoints.HOST_PARTITION, facts(number))
     await client.call(Append(number), batch(partition_id=number))
     return number
 
@@ -103,7 +103,7 @@ async def test_broker_serves_every_call_of_a_message(client, partition_id):
     acked, _ = await client.call(Ack(partition_id, "audit", SESSION, 3, ((0, 2), (3, 4))))
     assert acked.cursor == 2
 
-    status = await client.partition(partition_id)
+    status = await client.control(endpoints.PARTITION, id=partition_id)
     assert status.next_offset == 4
     group = status.groups[0]
     assert (group.group, group.token, group.cursor) == ("audit", 3, 2)
@@ -116,7 +116,9 @@ async def test_long_list_comes_in_parts(client, network, partition_id):
     numbers = [next(_next_partition) for _ in range(LISTED_MAX + 50)]
     for first in range(0, len(numbers), AT_ONCE):
         some = numbers[first : first + AT_ONCE]
-        await asyncio.gather(*(client.host_partition(facts(number)) for number in some))
+        await asyncio.gather(
+            *(client.control(endpoints.HOST_PARTITION, facts(number)) for number in some)
+        )
     listed = [partition.partition_id for partition in (await client.partitions()).partitions]
     assert listed == sorted(set(listed))
     assert {partition_id, *numbers} <= set(listed)
@@ -203,7 +205,7 @@ async def test_bad_calls_are_typed_errors_and_change_nothing(client, partition_i
         await client.call(make(partition_id), payload(partition_id) if payload else b"")
 
     assert (await client.health()).details["next_position"] == before
-    assert (await client.partition(partition_id)).groups[0].cursor == 0
+    assert (await client.control(endpoints.PARTITION, id=partition_id)).groups[0].cursor == 0
     good = await client.call(Append(partition_id), batch(partition_id=partition_id, sequence=2))
     assert good[0].base_offset == 2
 
@@ -211,11 +213,13 @@ async def test_bad_calls_are_typed_errors_and_change_nothing(client, partition_i
 async def test_bad_control_calls_are_typed_errors(network, process, client, partition_id):
     """Wrong group, other facts, odd ids and bodies: typed errors over HTTP."""
     with pytest.raises(WrongBrokerError):
-        await client.host_partition(facts(next(_next_partition), broker_group="g2"))
+        await client.control(
+            endpoints.HOST_PARTITION, facts(next(_next_partition), broker_group="g2")
+        )
     with pytest.raises(InvalidRequestError):
-        await client.host_partition(facts(partition_id, subject="other"))
+        await client.control(endpoints.HOST_PARTITION, facts(partition_id, subject="other"))
     with pytest.raises(PartitionUnknownError):
-        await client.partition(1 << 40)
+        await client.control(endpoints.PARTITION, id=1 << 40)
     for path in ("/v1/partitions/x", "/v1/partitions/-1", "/v1/partitions/%C2%B2", "/v1/nothing"):
         with pytest.raises(InvalidRequestError):
             await network.control("GET", process.address, path, dict, timeout_ms=60_000)
@@ -284,7 +288,7 @@ async def test_broker_in_another_loop_reports_and_stops(tmp_path, network):
         settings = settings_of(data=tmp_path / "data", meta=(meta,))
         async with running_broker(settings, network=network) as broker:
             client = BrokerClient(network, broker.address)
-            await client.host_partition(facts())
+            await client.control(endpoints.HOST_PARTITION, facts())
             await client.call(Append(1), batch())
             while len(reports) < 3:
                 await asyncio.sleep(0.01)

@@ -13,6 +13,7 @@ from urllib.request import urlopen
 import pytest
 
 from keylane import Producer
+from keylane.protocol import endpoints
 from keylane.protocol.control import AcceptFolder, BrokerHeartbeat, Health, RefusedBroker
 from keylane.protocol.errors import DataFolderError, InvalidRequestError, WrongBrokerError
 from keylane.protocol.frames import Append
@@ -100,7 +101,7 @@ async def address_of_first(meta: str) -> str:
 async def verified(meta: str) -> dict[str, list[str]]:
     network = HttpNetwork()
     try:
-        verification: Verification = await MetaClient(network, [meta]).verify()
+        verification: Verification = await MetaClient(network, [meta]).call(endpoints.VERIFY)
     finally:
         await network.close()
     return {check.name: check.violations for check in verification.checks if check.violations}
@@ -266,7 +267,9 @@ class CopyUnderLoad:
         network = HttpNetwork()
         try:
             ask = AcceptFolder(dry_run=dry_run)
-            return await MetaClient(network, [self.meta]).accept_folder("g1", ask)
+            return await MetaClient(network, [self.meta]).call(
+                endpoints.ACCEPT_FOLDER, ask, group="g1"
+            )
         finally:
             await network.close()
 
@@ -433,7 +436,9 @@ async def test_older_folder_in_the_place_of_the_newer_serves_nothing(copied: Cop
         (hosted, *_) = (await broker.partitions()).partitions
         with pytest.raises(WrongBrokerError, match="older copy"):
             await broker.call(Append(hosted.partition_id), batch(partition_id=hosted.partition_id))
-        assert (await broker.partition(hosted.partition_id)).next_offset == hosted.next_offset
+        assert (
+            await broker.control(endpoints.PARTITION, id=hosted.partition_id)
+        ).next_offset == hosted.next_offset
     finally:
         await network.close()
     original.kill()

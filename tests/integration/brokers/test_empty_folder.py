@@ -14,6 +14,7 @@ import pytest
 
 from keylane import Producer
 from keylane.producer import ProducerSettings
+from keylane.protocol import endpoints
 from keylane.protocol.routing import Route, logical_partition
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
@@ -122,10 +123,14 @@ async def test_loss_is_accepted_on_a_terminal_when_the_answer_is_yes(tmp_path: P
             assert no.returncode == 1
             assert "of s would be given up: its end is not known" in no.stderr
             assert "Give up what only broker group g2 has" in no.stderr
-            assert not any(past.lost for past in (await meta.history("s")).partitions)
+            assert not any(
+                past.lost for past in (await meta.call(endpoints.HISTORY, subject="s")).partitions
+            )
             yes = await keylane(cluster, *evacuate, typed="y\n")
             assert yes.returncode == 0, yes.stdout + yes.stderr
-            assert any(past.lost for past in (await meta.history("s")).partitions)
+            assert any(
+                past.lost for past in (await meta.call(endpoints.HISTORY, subject="s")).partitions
+            )
             again = await keylane(cluster, *evacuate, "--yes", typed="")
             assert (again.returncode, "Give up" in again.stderr) == (0, False)
         finally:

@@ -12,6 +12,7 @@ import pytest
 from keylane import Admin, InvalidRequestError, Producer, ScheduledReceipt
 from keylane.admin import CancelOutcome
 from keylane.errors import ScheduledUnknownError
+from keylane.protocol import endpoints
 from support.cluster import Cluster
 from support.server_process import run_keylane
 
@@ -48,7 +49,7 @@ async def delete(admin: Admin, subject: str) -> None:
 
 async def values_of(cluster: Cluster, subject: str) -> list[bytes]:
     async with Admin(cluster.meta) as admin:
-        route = (await admin._meta.subject(subject)).route
+        route = (await admin._meta.call(endpoints.SUBJECT, subject=subject)).route
     return [each.value for part in (await cluster.log(route)).values() for each in part]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import aiohttp
 
+from keylane.protocol import endpoints
 from keylane.protocol.endpoints import DATA_PATH
 from keylane.protocol.frames import Append, Read, encode_frame
 from keylane.protocol.limits import PULL_BYTES_MAX
@@ -32,7 +33,7 @@ async def test_client_that_reads_nothing_costs_little_memory_and_delays_no_other
     process = BrokerProcess(tmp_path / "data").start()
     network = HttpNetwork()
     client = BrokerClient(network, process.address)
-    await client.host_partition(facts(1))
+    await client.control(endpoints.HOST_PARTITION, facts(1))
     for number in range(40):
         await client.call(Append(1), batch(sequence=2 * number, value=b"v" * 100_000))
     before = resident_bytes(process.pid)

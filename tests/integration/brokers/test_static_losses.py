@@ -13,6 +13,7 @@ import pytest
 from keylane import Consumer, Message, Producer, QueueReader
 from keylane.consumer import ConsumerSettings
 from keylane.producer import ProducerSettings
+from keylane.protocol import endpoints
 from keylane.protocol.errors import AcceptedAsLostError
 from keylane.protocol.limits import PARTITION_MESSAGES_MAX
 from keylane.protocol.message import Receipt
@@ -69,7 +70,7 @@ async def read_on(
 async def verified(meta: MetaClient) -> None:
     """Wait until `meta verify` reports no violation."""
     async with asyncio.timeout(60):
-        while any(check.violations for check in (await meta.verify()).checks):
+        while any(check.violations for check in (await meta.call(endpoints.VERIFY)).checks):
             await asyncio.sleep(0.2)
 
 

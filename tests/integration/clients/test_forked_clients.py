@@ -14,6 +14,7 @@ import pytest
 
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
+from keylane.protocol import endpoints
 from keylane.protocol.errors import GroupUnknownError
 from keylane.rpc.client import MetaClient
 from keylane.rpc.environment import Environment
@@ -185,7 +186,9 @@ async def holders(cluster: Cluster, subject: str, group: str) -> set[str]:
     """The sessions that hold a partition."""
     network = HttpNetwork()
     try:
-        view = await MetaClient(network, [cluster.meta]).group(subject, group)
+        view = await MetaClient(network, [cluster.meta]).call(
+            endpoints.GROUP, subject=subject, group=group
+        )
         return {owner.session for owner in view.owners if owner.session}
     except GroupUnknownError:  # no consumer has joined yet
         return set()

@@ -23,6 +23,7 @@ from keylane.metaserver.groups.lease_rows import read_grants
 from keylane.metaserver.groups.sessions import join_group, renew_sessions
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.metaserver.sql.schema import leases
+from keylane.protocol import endpoints
 from keylane.protocol.control import (
     BrokerHeartbeat,
     CreateSubject,
@@ -56,11 +57,11 @@ async def test_requests_are_refused_when_their_token_is_above_the_fence(
     (partition,) = route.partitions
     partition_id = partition.partition_id
     broker = BrokerClient(network, partition.address)
-    await meta.join(Join(subject="future", group="g", session=A))
-    (granted,) = (await meta.heartbeat(Heartbeat(session=A))).grants
+    await meta.call(endpoints.JOIN, Join(subject="future", group="g", session=A))
+    (granted,) = (await meta.call(endpoints.HEARTBEAT, Heartbeat(session=A))).grants
     token = granted.token
     await broker.call(Acquire(partition_id, "g", A, token, 30_000))
-    before = await broker.partition(partition_id)
+    before = await broker.control(endpoints.PARTITION, id=partition_id)
     for future in (token + 1, 2**63 - 1):
         for request in (
             Pull(partition_id, "g", A, future, 0, 1 << 20, 0),
@@ -70,12 +71,14 @@ async def test_requests_are_refused_when_their_token_is_above_the_fence(
             with pytest.raises(TokenUnknownError):
                 await broker.call(request)
         with pytest.raises(TokenUnknownError):
-            await meta.release(ReleaseGrant(session=A, partition_id=partition_id, token=future))
+            await meta.call(
+                endpoints.RELEASE, ReleaseGrant(session=A, partition_id=partition_id, token=future)
+            )
     for future in (token + TOKEN_STEP_MAX + 1, 2**63 - 1):
         with pytest.raises(TokenUnknownError):
             await broker.call(Acquire(partition_id, "g", A, future, 30_000))
-    assert (await broker.partition(partition_id)).groups == before.groups
-    assert (await meta.heartbeat(Heartbeat(session=A))).grants == (granted,)
+    assert (await broker.control(endpoints.PARTITION, id=partition_id)).groups == before.groups
+    assert (await meta.call(endpoints.HEARTBEAT, Heartbeat(session=A))).grants == (granted,)
     await broker.call(Ack(partition_id, "g", A, token, ((0, 1),)))
     await broker.close()
     await network.close()
@@ -111,13 +114,15 @@ async def test_heartbeat_is_refused_when_the_session_has_ended(shared_cluster: C
     await shared_cluster.create("dead", partitions=2)
     network = HttpNetwork()
     meta = MetaClient(network, [shared_cluster.meta])
-    await meta.join(Join(subject="dead", group="g", session=DEAD, ttl_ms=1_000))
-    held = (await meta.heartbeat(Heartbeat(session=DEAD))).grants
-    await meta.join(Join(subject="dead", group="g", session=LIVE, ttl_ms=30_000))
+    await meta.call(endpoints.JOIN, Join(subject="dead", group="g", session=DEAD, ttl_ms=1_000))
+    held = (await meta.call(endpoints.HEARTBEAT, Heartbeat(session=DEAD))).grants
+    await meta.call(endpoints.JOIN, Join(subject="dead", group="g", session=LIVE, ttl_ms=30_000))
     known = -1
     until = time.monotonic() + 60
     while True:
-        grants = await meta.heartbeat(Heartbeat(session=LIVE, known_version=known, wait_ms=1_000))
+        grants = await meta.call(
+            endpoints.HEARTBEAT, Heartbeat(session=LIVE, known_version=known, wait_ms=1_000)
+        )
         known = grants.version
         if len(grants.grants) == 2:
             break
@@ -130,18 +135,19 @@ async def test_heartbeat_is_refused_when_the_session_has_ended(shared_cluster: C
         Heartbeat(session=DEAD, holding=()),
     ):
         with pytest.raises(SessionUnknownError):
-            await meta.heartbeat(ask)
+            await meta.call(endpoints.HEARTBEAT, ask)
     for grant in held:
         with pytest.raises(SessionUnknownError):
-            await meta.release(
+            await meta.call(
+                endpoints.RELEASE,
                 ReleaseGrant(
                     session=DEAD, partition_id=grant.partition.partition_id, token=grant.token
-                )
+                ),
             )
-    view = await meta.group("dead", "g")
+    view = await meta.call(endpoints.GROUP, subject="dead", group="g")
     assert view.sessions == 1
     assert {owner.session for owner in view.owners} == {LIVE}
-    assert (await meta.heartbeat(Heartbeat(session=LIVE))).grants == grants.grants
+    assert (await meta.call(endpoints.HEARTBEAT, Heartbeat(session=LIVE))).grants == grants.grants
     await network.close()
 
 
@@ -223,6 +229,8 @@ async def test_creation_is_refused_when_two_operators_create_a_subject_at_once(
     made = [answer for answer in answers if not isinstance(answer, BaseException)]
     refused = [answer for answer in answers if isinstance(answer, BaseException)]
     assert [type(answer).__name__ for answer in refused] == ["SubjectExistsError"]
-    assert (await meta.subject("both")).route.partitions == made[0].route.partitions
+    assert (await meta.call(endpoints.SUBJECT, subject="both")).route.partitions == made[
+        0
+    ].route.partitions
     assert len(made[0].route.partitions) in {2, 3}
     await network.close()

@@ -10,6 +10,7 @@ import pytest
 
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
+from keylane.protocol import endpoints
 from keylane.protocol.control import GroupStatus
 from keylane.protocol.limits import ACK_RANGES_MAX
 from keylane.rpc.client import BrokerClient
@@ -28,7 +29,7 @@ class Subject:
         self._partition_id = partition_id
 
     async def group(self) -> GroupStatus:
-        (group,) = (await self._broker.partition(self._partition_id)).groups
+        (group,) = (await self._broker.control(endpoints.PARTITION, id=self._partition_id)).groups
         return group
 
     async def until(self, *, cursor: int = 0, acked_above: int = 0) -> None:

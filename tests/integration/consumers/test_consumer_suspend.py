@@ -10,6 +10,7 @@ import pytest
 
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
+from keylane.protocol import endpoints
 from keylane.protocol.control import Heartbeat, Join, Suspend
 from keylane.protocol.errors import ClosedError, LeaseLostError, SessionUnknownError
 from keylane.rpc.client import MetaClient
@@ -159,12 +160,14 @@ async def test_session_may_begin_suspended(shared_cluster: Cluster, meta: MetaCl
     """A session that replaces a suspended one is granted nothing until it resumes."""
     await shared_cluster.create("quietly", partitions=2)
     session = "5" * 16
-    await meta.join(Join(subject="quietly", group="g", session=session, suspended=True))
-    assert not (await meta.heartbeat(Heartbeat(session=session))).grants
-    await meta.suspend(Suspend(session=session, suspended=False))
-    assert len((await meta.heartbeat(Heartbeat(session=session))).grants) == 2
+    await meta.call(
+        endpoints.JOIN, Join(subject="quietly", group="g", session=session, suspended=True)
+    )
+    assert not (await meta.call(endpoints.HEARTBEAT, Heartbeat(session=session))).grants
+    await meta.call(endpoints.SUSPEND, Suspend(session=session, suspended=False))
+    assert len((await meta.call(endpoints.HEARTBEAT, Heartbeat(session=session))).grants) == 2
     with pytest.raises(SessionUnknownError):
-        await meta.suspend(Suspend(session="6" * 16))
+        await meta.call(endpoints.SUSPEND, Suspend(session="6" * 16))
 
 
 async def test_late_call_to_suspend_is_undone_by_the_next_heartbeat(
@@ -189,11 +192,11 @@ async def test_late_call_to_suspend_is_undone_by_the_next_heartbeat(
         await consumer.resume()
         await eventually(lambda: len(consumer.assignment) == 2)
         revoked.clear()
-        await meta.suspend(Suspend(session=session, suspended=True))
+        await meta.call(endpoints.SUSPEND, Suspend(session=session, suspended=True))
         await eventually(lambda: len(revoked) == 2)  # for less than a poll of the assignment
         await eventually(lambda: len(consumer.assignment) == 2)
         await consumer.suspend()
-        await meta.suspend(Suspend(session=session, suspended=False))
+        await meta.call(endpoints.SUSPEND, Suspend(session=session, suspended=False))
         await asyncio.sleep(0.2)
         await eventually(lambda: not consumer.assignment)
         assert consumer._membership.session == session
@@ -207,11 +210,13 @@ async def test_heartbeat_with_an_old_version_changes_no_suspension(
     """Only a heartbeat that knows the newest version decides whether the session takes part."""
     await shared_cluster.create("stale", partitions=2)
     session = "7" * 16
-    await meta.join(Join(subject="stale", group="g", session=session, suspended=True))
-    first = await meta.heartbeat(Heartbeat(session=session))
-    await meta.suspend(Suspend(session=session))
+    await meta.call(
+        endpoints.JOIN, Join(subject="stale", group="g", session=session, suspended=True)
+    )
+    first = await meta.call(endpoints.HEARTBEAT, Heartbeat(session=session))
+    await meta.call(endpoints.SUSPEND, Suspend(session=session))
     late = Heartbeat(session=session, known_version=first.version, suspended=False)
-    second = await meta.heartbeat(late)
+    second = await meta.call(endpoints.HEARTBEAT, late)
     assert not second.grants
     newest = Heartbeat(session=session, known_version=second.version, suspended=False)
-    assert len((await meta.heartbeat(newest)).grants) == 2
+    assert len((await meta.call(endpoints.HEARTBEAT, newest)).grants) == 2

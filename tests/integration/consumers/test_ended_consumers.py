@@ -10,6 +10,7 @@ import pytest
 
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
+from keylane.protocol import endpoints
 from keylane.protocol.control import AcceptFolder
 from keylane.protocol.errors import KeylaneError
 from keylane.rpc.client import MetaClient
@@ -25,7 +26,9 @@ async def accept(meta: str, broker_group: str) -> None:
         async with asyncio.timeout(60):
             while True:
                 try:
-                    await MetaClient(network, [meta]).accept_folder(broker_group, AcceptFolder())
+                    await MetaClient(network, [meta]).call(
+                        endpoints.ACCEPT_FOLDER, AcceptFolder(), group=broker_group
+                    )
                     return
                 except KeylaneError:
                     await asyncio.sleep(0.1)

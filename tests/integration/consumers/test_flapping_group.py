@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, Heartbeat, Join, Leave
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import OperationKind, Reshape
@@ -44,13 +45,15 @@ async def test_other_groups_and_brokers_keep_their_sessions(
     await meta.create_subject(CreateSubject(subject="s", partitions=64))
     parents = [partition.partition_id for partition in (await meta.route("s")).open_partitions()]
     resize = Reshape(kind=OperationKind.RESIZE, subject="s", partitions=128)
-    (view,) = (await meta.reshape(resize)).operations
+    (view,) = (await meta.call(endpoints.RESHAPE, resize)).operations
     sealing = asyncio.create_task(done_operation(meta, view))
     while not sealing.done():
         await broker.report(meta)
         await asyncio.wait([sealing], timeout=BEAT_SECONDS)
     await sealing
-    await meta.join(Join(subject="s", group="quiet", session=QUIET, client="c", ttl_ms=TTL_MS))
+    await meta.call(
+        endpoints.JOIN, Join(subject="s", group="quiet", session=QUIET, client="c", ttl_ms=TTL_MS)
+    )
     undrained = iter(parents)
     until = time.monotonic() + SECONDS
     numbers = itertools.count()
@@ -69,8 +72,8 @@ async def test_other_groups_and_brokers_keep_their_sessions(
             number = next(numbers)
             session, group = f"{number:032x}", f"flapping{number % FLAPPING_GROUPS}"
             join = Join(subject="s", group=group, session=session, client="c", ttl_ms=TTL_MS)
-            await timed(meta.join(join), joins_s)
-            await meta.leave(Leave(session=session))
+            await timed(meta.call(endpoints.JOIN, join), joins_s)
+            await meta.call(endpoints.LEAVE, Leave(session=session))
             joins_s = []
 
     renewals_s: list[float] = []
@@ -79,12 +82,14 @@ async def test_other_groups_and_brokers_keep_their_sessions(
     flapping = [asyncio.create_task(flap(begin_s)) for begin_s in begins_s]
     while time.monotonic() < until:
         drained = (next(undrained),)
-        await timed(meta.heartbeat(Heartbeat(session=QUIET, drained=drained)), renewals_s)
+        await timed(
+            meta.call(endpoints.HEARTBEAT, Heartbeat(session=QUIET, drained=drained)), renewals_s
+        )
         await timed(broker.report(meta), renewals_s)
         await asyncio.sleep(BEAT_SECONDS)
     granted = {
         grant.partition.partition_id
-        for grant in (await meta.heartbeat(Heartbeat(session=QUIET))).grants
+        for grant in (await meta.call(endpoints.HEARTBEAT, Heartbeat(session=QUIET))).grants
     }
     assert granted.isdisjoint(drained), "its report counted"
     ends = await asyncio.gather(*flapping, return_exceptions=True)

@@ -12,6 +12,7 @@ import pytest
 
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
+from keylane.protocol import endpoints
 from keylane.protocol.control import SwitchGroup
 from keylane.protocol.errors import GroupStrategyError
 from keylane.protocol.operations import OperationKind, Reshape
@@ -43,7 +44,9 @@ async def switch(cluster: Cluster, subject: str, strategy: ConsumeStrategy) -> N
     network = HttpNetwork()
     try:
         meta = MetaClient(network, [cluster.meta])
-        view = await meta.switch_group(subject, "g", SwitchGroup(strategy=strategy))
+        view = await meta.call(
+            endpoints.SWITCH_GROUP, SwitchGroup(strategy=strategy), subject=subject, group="g"
+        )
         assert view.strategy is strategy
         assert view.sessions == 0
     finally:

@@ -4,6 +4,7 @@ import asyncio
 
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
+from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, Grants, Heartbeat, Join
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
@@ -25,14 +26,16 @@ async def test_grant_that_its_session_does_not_hold_is_released(tmp_path):
             meta = MetaClient(network, [running.address])
             async with hosting_broker(meta, "left"):
                 await meta.create_subject(CreateSubject(subject="s", partitions=2))
-                await meta.join(Join(subject="s", group="g", session=A))
-                first = await meta.heartbeat(Heartbeat(session=A))
-                await meta.join(Join(subject="s", group="g", session=B))
-                kept = await meta.heartbeat(Heartbeat(session=A, known_version=first.version))
+                await meta.call(endpoints.JOIN, Join(subject="s", group="g", session=A))
+                first = await meta.call(endpoints.HEARTBEAT, Heartbeat(session=A))
+                await meta.call(endpoints.JOIN, Join(subject="s", group="g", session=B))
+                kept = await meta.call(
+                    endpoints.HEARTBEAT, Heartbeat(session=A, known_version=first.version)
+                )
                 assert (len(first.grants), len(kept.grants)) == (2, 1)
 
                 async def taken() -> tuple[tuple[int, int], ...]:
-                    return held(await meta.heartbeat(Heartbeat(session=B)))
+                    return held(await meta.call(endpoints.HEARTBEAT, Heartbeat(session=B)))
 
                 # Still handing over, saying nothing of it, or not up to date: none of these releases the lease.
                 for known, holding in [
@@ -41,15 +44,22 @@ async def test_grant_that_its_session_does_not_hold_is_released(tmp_path):
                     (first.version, ()),
                     (-1, ()),
                 ]:
-                    await meta.heartbeat(Heartbeat(session=A, known_version=known, holding=holding))
+                    await meta.call(
+                        endpoints.HEARTBEAT,
+                        Heartbeat(session=A, known_version=known, holding=holding),
+                    )
                     assert await taken() == ()
 
-                version = (await meta.heartbeat(Heartbeat(session=B))).version
+                version = (await meta.call(endpoints.HEARTBEAT, Heartbeat(session=B))).version
                 waiting = asyncio.create_task(
-                    meta.heartbeat(Heartbeat(session=B, known_version=version, wait_ms=5_000))
+                    meta.call(
+                        endpoints.HEARTBEAT,
+                        Heartbeat(session=B, known_version=version, wait_ms=5_000),
+                    )
                 )
-                same = await meta.heartbeat(
-                    Heartbeat(session=A, known_version=kept.version, holding=held(kept))
+                same = await meta.call(
+                    endpoints.HEARTBEAT,
+                    Heartbeat(session=A, known_version=kept.version, holding=held(kept)),
                 )
                 assert same == kept
                 passed_on = held(await waiting)

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from keylane import Consumer, Message
 from keylane.consumer.settings import ConsumerSettings
+from keylane.protocol import endpoints
 from keylane.protocol.control import (
     CreateSubject,
     Heartbeat,
@@ -18,6 +20,7 @@ from keylane.protocol.control import (
     Leave,
 )
 from keylane.protocol.http.at_once import HeartbeatAnswers, Heartbeats
+from keylane.protocol.http.endpoint import Endpoint
 from keylane.rpc.client import MetaClient
 from support.brokers.hosting_broker import MetaAndBroker, running_house
 from support.cluster import Cluster, eventually
@@ -38,7 +41,7 @@ async def joined(house: MetaAndBroker) -> dict[str, int]:
     versions = {}
     for session in SESSIONS:
         ask = Join(subject="s", group=f"g{session[0]}", session=session, client="c", ttl_ms=60_000)
-        grants = (await house[0].join(ask)).grants
+        grants = (await house[0].call(endpoints.JOIN, ask)).grants
         assert grants is not None
         versions[session] = grants.version
     return versions
@@ -51,7 +54,9 @@ async def answers(
         Heartbeat(session=session, known_version=version, wait_ms=wait_ms)
         for session, version in versions.items()
     )
-    return await house[0].heartbeats(Heartbeats(heartbeats=asks), wait_ms=wait_ms, timeout_ms=9_000)
+    return await house[0].call(
+        endpoints.HEARTBEATS, Heartbeats(heartbeats=asks), wait_ms=wait_ms, timeout_ms=9_000
+    )
 
 
 async def test_sessions_without_news_are_renewed_and_not_named(house: MetaAndBroker):
@@ -67,7 +72,7 @@ async def test_news_of_one_session_end_the_wait_of_all(house: MetaAndBroker):
     await asyncio.sleep(0.2)
     second = Join(subject="s", group="gb", session="d" * 32, client="c", ttl_ms=60_000)
     async with asyncio.timeout(15):
-        await house[0].join(second)
+        await house[0].call(endpoints.JOIN, second)
         (news,) = (await waiting).news
     assert news.session == SESSIONS[1]
     assert news.grants is not None
@@ -85,7 +90,7 @@ async def test_session_with_older_grants_ends_the_wait_of_all(house: MetaAndBrok
 
 async def test_session_that_has_ended_is_told_and_others_are_renewed(house: MetaAndBroker):
     versions = await joined(house)
-    await house[0].leave(Leave(session=SESSIONS[0]))
+    await house[0].call(endpoints.LEAVE, Leave(session=SESSIONS[0]))
     async with asyncio.timeout(15):
         (news,) = (await answers(house, versions)).news
     assert news.session == SESSIONS[0]
@@ -127,12 +132,13 @@ def partitions_of(consumer: Consumer[bytes]) -> list[int]:
 
 def note_shared_calls(monkeypatch: pytest.MonkeyPatch, asked: list[int]) -> None:
     """Note how many heartbeats each shared call of this process has."""
-    real = MetaClient.heartbeats
+    real = MetaClient.call
 
     async def noted(
-        self: MetaClient, body: Heartbeats, *, wait_ms: int, timeout_ms: int
-    ) -> HeartbeatAnswers:
-        asked.append(len(body.heartbeats))
-        return await real(self, body, wait_ms=wait_ms, timeout_ms=timeout_ms)
+        self: MetaClient, endpoint: Endpoint[Any], body: object = None, **more: Any
+    ) -> Any:
+        if isinstance(body, Heartbeats):
+            asked.append(len(body.heartbeats))
+        return await real(self, endpoint, body, **more)
 
-    monkeypatch.setattr(MetaClient, "heartbeats", noted)
+    monkeypatch.setattr(MetaClient, "call", noted)

@@ -17,6 +17,7 @@ from keylane.errors import (
     ResetCanceledError,
     ResetForwardError,
 )
+from keylane.protocol import endpoints
 from keylane.protocol.frames import Ack
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
@@ -156,7 +157,9 @@ async def test_handler_that_runs_ends_before_the_cursors_are_set_and_its_ack_mov
         assert [number for number, _ in seen] == [0, 1, 2, *range(1, 10)]
         network = HttpNetwork()
         try:
-            history = await MetaClient(network, [shared_cluster.meta]).history(subject)
+            history = await MetaClient(network, [shared_cluster.meta]).call(
+                endpoints.HISTORY, subject=subject
+            )
             broker = BrokerClient(network, str(history.partitions[0].partition.address))
             session = consumer._assignments.clients[0].session  # type: ignore[union-attr]
             stale = Ack(before.partition_id, "g", session, before.fencing_token, ((0, 10),))

@@ -13,6 +13,7 @@ from keylane.metaserver.cluster import heard
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.group_write import GroupWriter
+from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, Heartbeat, Join
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
@@ -31,8 +32,10 @@ class JoinedSubject:
 
     async def granted(self, session: str) -> int:
         """The number of partitions that a session is granted when its join is answered."""
-        joined = await self.meta.join(Join(subject="s", group="g", session=session))
-        assert joined.grants == await self.meta.heartbeat(Heartbeat(session=session))
+        joined = await self.meta.call(endpoints.JOIN, Join(subject="s", group="g", session=session))
+        assert joined.grants == await self.meta.call(
+            endpoints.HEARTBEAT, Heartbeat(session=session)
+        )
         return len(joined.grants.grants)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from integration.hosts.test_operating import get, samples_of
+from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject
 from keylane.protocol.errors import DatabaseEmptyError
 from keylane.protocol.groups import CreateGroup
@@ -124,7 +125,7 @@ async def test_metaserver_creates_nothing_and_says_why_when_the_database_lost_a_
         async def refused() -> DatabaseEmptyError:
             while True:
                 try:
-                    await meta.reshape(dry_run)
+                    await meta.call(endpoints.RESHAPE, dry_run)
                 except DatabaseEmptyError as error:
                     return error
                 await asyncio.sleep(0.1)
@@ -135,9 +136,10 @@ async def test_metaserver_creates_nothing_and_says_why_when_the_database_lost_a_
         await behind(running, 1)
         for call in (
             lambda: meta.create_subject(CreateSubject(subject="new", partitions=1)),
-            lambda: meta.create_group("orders", "g", CreateGroup()),
-            lambda: meta.reshape(
-                Reshape(kind=OperationKind.RESIZE, subject="orders", partitions=3)
+            lambda: meta.call(endpoints.CREATE_GROUP, CreateGroup(), subject="orders", group="g"),
+            lambda: meta.call(
+                endpoints.RESHAPE,
+                Reshape(kind=OperationKind.RESIZE, subject="orders", partitions=3),
             ),
         ):
             with pytest.raises(DatabaseEmptyError, match="went back"):

@@ -24,6 +24,7 @@ from keylane.errors import (
     SubjectUnknownError,
     UnreachableError,
 )
+from keylane.protocol import endpoints
 from keylane.protocol.control import Heartbeat, Join
 from keylane.protocol.http.at_once import Heartbeats
 from support.cluster import Cluster, eventually, meta_of
@@ -136,10 +137,10 @@ async def test_session_ends_when_a_late_join_has_begun_it_again_in_a_later_group
     await cluster.create("s")
     join = Join(subject="s", group="g", session="a" * 32, client="c", ttl_ms=60_000)
     async with meta_of(cluster) as meta:
-        first = await meta.join(join)
+        first = await meta.call(endpoints.JOIN, join)
         view = await admin.delete_group("s", "g", force=True)
         await gone(lambda: admin.delete_group("s", "g", group_id=view.group_id))
-        later = await meta.join(join)
+        later = await meta.call(endpoints.JOIN, join)
         assert later.grants is not None
         assert later.grants.group_id == later.group_id != first.group_id
         told = Heartbeat(
@@ -147,12 +148,14 @@ async def test_session_ends_when_a_late_join_has_begun_it_again_in_a_later_group
         )
         if together:
             asks = Heartbeats(heartbeats=(told,))
-            (news,) = (await meta.heartbeats(asks, wait_ms=0, timeout_ms=5_000)).news
+            (news,) = (
+                await meta.call(endpoints.HEARTBEATS, asks, wait_ms=0, timeout_ms=5_000)
+            ).news
             assert news.error is not None
             assert isinstance(news.error.error(), SessionUnknownError)
         else:
-            await refused(lambda: meta.heartbeat(told), SessionUnknownError)
-        assert not (await meta.group("s", "g")).sessions
+            await refused(lambda: meta.call(endpoints.HEARTBEAT, told), SessionUnknownError)
+        assert not (await meta.call(endpoints.GROUP, subject="s", group="g")).sessions
 
 
 async def test_group_is_forgotten_by_a_dead_broker_when_it_is_back_though_the_metaserver_died(

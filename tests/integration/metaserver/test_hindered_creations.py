@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
+from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, HostPartition
 from keylane.protocol.errors import (
     CreationFailedError,
@@ -79,7 +80,9 @@ async def test_subject_with_the_longest_name_is_created(tmp_path: Path) -> None:
         with pytest.raises(InvalidNameError):
             await meta.create_subject(CreateSubject(subject=name + "s"))
         await assert_goes_on(cluster, meta)
-        assert [subject.subject for subject in (await meta.subjects()).subjects] == [name]
+        assert [subject.subject for subject in (await meta.call(endpoints.SUBJECTS)).subjects] == [
+            name
+        ]
 
 
 async def test_empty_database_is_not_ready_beside_brokers_with_partitions(
@@ -101,10 +104,13 @@ async def test_empty_database_is_not_ready_beside_brokers_with_partitions(
                 lambda: meta.create_subject(CreateSubject(subject="old", partitions=2)),
                 meta.subjects,
                 lambda: meta.route("old"),
-                lambda: meta.reshape(
-                    Reshape(kind=OperationKind.RESIZE, subject="old", partitions=3)
+                lambda: meta.call(
+                    endpoints.RESHAPE,
+                    Reshape(kind=OperationKind.RESIZE, subject="old", partitions=3),
                 ),
-                lambda: meta.reshape(Reshape(kind=OperationKind.EVACUATE, broker_group="g1")),
+                lambda: meta.call(
+                    endpoints.RESHAPE, Reshape(kind=OperationKind.EVACUATE, broker_group="g1")
+                ),
             ):
                 with pytest.raises(DatabaseEmptyError, match="'g1' has 2 partitions") as refused:
                     await call()
@@ -155,7 +161,9 @@ async def take_next_number(cluster: Cluster, known: Route) -> int:
     )  # fmt: skip
     network = HttpNetwork()
     try:
-        await BrokerClient(network, cluster.brokers[0].address).host_partition(body)
+        await BrokerClient(network, cluster.brokers[0].address).control(
+            endpoints.HOST_PARTITION, body
+        )
     finally:
         await network.close()
     return number
@@ -167,7 +175,9 @@ async def test_creation_fails_when_its_partition_id_was_taken_just_now(tmp_path:
         used = await take_next_number(cluster, await cluster.create("old", partitions=2))
         with pytest.raises(CreationFailedError, match=r"'g1': .* hosted with other facts"):
             await cluster.create("newer", partitions=1)
-        failed = {subject.subject: subject for subject in (await meta.subjects()).subjects}["newer"]
+        failed = {
+            subject.subject: subject for subject in (await meta.call(endpoints.SUBJECTS)).subjects
+        }["newer"]
         assert "a newer database or another one" in failed.problem
         with pytest.raises(CreationFailedError, match="hosted with other facts"):
             await meta.route("newer")
@@ -180,10 +190,14 @@ async def test_creation_fails_when_its_partition_id_was_taken_just_now(tmp_path:
             "newer.p2",
             "newer.p3",
         ]
-        assert not any(subject.problem for subject in (await meta.subjects()).subjects)
+        assert not any(
+            subject.problem for subject in (await meta.call(endpoints.SUBJECTS)).subjects
+        )
         network = HttpNetwork()
         try:
-            kept = await BrokerClient(network, cluster.brokers[0].address).partition(used)
+            kept = await BrokerClient(network, cluster.brokers[0].address).control(
+                endpoints.PARTITION, id=used
+            )
         finally:
             await network.close()
         assert kept.state is PartitionState.OPEN
@@ -207,7 +221,10 @@ async def test_failed_creation_leaves_no_open_partition(tmp_path: Path) -> None:
                     await asyncio.sleep(0.05)
         finally:
             await network.close()
-        assert [subject.subject for subject in (await meta.subjects()).subjects] == ["old", "other"]
+        assert [subject.subject for subject in (await meta.call(endpoints.SUBJECTS)).subjects] == [
+            "old",
+            "other",
+        ]
         await assert_goes_on(cluster, meta)
 
 
@@ -236,7 +253,9 @@ async def test_creation_goes_elsewhere_when_its_broker_dies_before_it_hosts(
             route = await opened(meta, ask)
         else:
             async with asyncio.timeout(60):
-                while "s" not in [subject.subject for subject in (await meta.subjects()).subjects]:
+                while "s" not in [
+                    subject.subject for subject in (await meta.call(endpoints.SUBJECTS)).subjects
+                ]:
                     await asyncio.sleep(0.1)
             route = (await meta.create_subject(ask)).route
         assert {partition.broker_group for partition in route.partitions} == {"g1"}
@@ -254,7 +273,7 @@ async def test_creation_goes_elsewhere_when_its_broker_dies_before_it_hosts(
 async def verified(meta: MetaClient) -> None:
     """Wait until the metaserver and the brokers agree."""
     async with asyncio.timeout(60):
-        while not (last := await meta.verify()).ok:
+        while not (last := await meta.call(endpoints.VERIFY)).ok:
             await asyncio.sleep(0.2)
     assert last.ok
 

@@ -16,6 +16,7 @@ from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.metaserver.sql.schema import facts
+from keylane.protocol import endpoints
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import CreateSubject, Grants, Heartbeat, Join
 from keylane.protocol.errors import SessionUnknownError
@@ -76,8 +77,8 @@ def held(grants: Grants) -> dict[int, int]:
 
 async def first_owner(meta: MetaClient) -> dict[int, int]:
     """Session A holds both partitions; partition id → token."""
-    await meta.join(Join(subject="s", group="g", session=A, ttl_ms=TTL_MS))
-    owned = held(await meta.heartbeat(Heartbeat(session=A)))
+    await meta.call(endpoints.JOIN, Join(subject="s", group="g", session=A, ttl_ms=TTL_MS))
+    owned = held(await meta.call(endpoints.HEARTBEAT, Heartbeat(session=A)))
     assert len(owned) == 2
     return owned
 
@@ -133,11 +134,13 @@ async def test_jump_ends_no_lease(pair: list[MetaClient], calendar: Calendar, ho
     first, second = pair
     before = await first_owner(first)
     calendar.set_by(hours)
-    await second.join(Join(subject="s", group="g", session=B, ttl_ms=TTL_MS, suspended=True))
+    await second.call(
+        endpoints.JOIN, Join(subject="s", group="g", session=B, ttl_ms=TTL_MS, suspended=True)
+    )
     until = time.monotonic() + 1.5 * TTL_MS / 1000
     while time.monotonic() < until:
-        assert held(await first.heartbeat(Heartbeat(session=A))) == before
-        assert not held(await second.heartbeat(Heartbeat(session=B)))
+        assert held(await first.call(endpoints.HEARTBEAT, Heartbeat(session=A))) == before
+        assert not held(await second.call(endpoints.HEARTBEAT, Heartbeat(session=B)))
         await asyncio.sleep(0.1)
 
 
@@ -151,11 +154,13 @@ async def test_silent_consumers_are_replaced_in_time_after_a_jump(
     before = await first_owner(first)
     calendar.set_by(hours)
     jumped = time.monotonic()
-    await second.join(Join(subject="s", group="g", session=B, ttl_ms=TTL_MS))
+    await second.call(endpoints.JOIN, Join(subject="s", group="g", session=B, ttl_ms=TTL_MS))
     known, taken = -1, {}
     while len(taken) < 2:
         assert time.monotonic() < jumped + TTL_MS / 1000 + 5, "no other session takes over"
-        grants = await second.heartbeat(Heartbeat(session=B, known_version=known, wait_ms=500))
+        grants = await second.call(
+            endpoints.HEARTBEAT, Heartbeat(session=B, known_version=known, wait_ms=500)
+        )
         known, taken = grants.version, held(grants)
         assert not taken or time.monotonic() >= joined + TTL_MS / 1000
     assert min(taken.values()) > max(before.values())

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from keylane import Consumer, Message, Producer
+from keylane.protocol import endpoints
 from support.cluster import Cluster, eventually
 
 SENT = 40
@@ -48,14 +49,14 @@ async def test_consumer_continues_when_the_database_went_back(cluster: Cluster, 
         copy_database(tmp_path / "older.db", database)
 
         assert opened._membership is not None
-        session, ask = opened._membership.session, opened._membership._meta.heartbeat
+        session, ask = opened._membership.session, opened._membership._meta.call
 
-        async def counted(*args, **kwargs):
+        async def counted(endpoint, *args, **kwargs):
             nonlocal beats
-            beats += 1
-            return await ask(*args, **kwargs)
+            beats += endpoint is endpoints.HEARTBEAT
+            return await ask(endpoint, *args, **kwargs)
 
-        opened._membership._meta.heartbeat = counted  # type: ignore[method-assign]
+        opened._membership._meta.call = counted  # type: ignore[method-assign]
         cluster.meta_program.restart()
         await asyncio.sleep(LOOK_S)
         async with Producer(cluster.meta) as producer:

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from msgspec.structs import replace
 
+from keylane.protocol import endpoints
 from keylane.protocol.control import (
     BrokerHeartbeat,
     CreateSubject,
@@ -90,8 +91,8 @@ async def test_subject_is_spread_over_brokers(house: MetaAndBroker) -> None:
             assert broker.hosted == {partition.partition_id: partition for partition in mine}
             assert len(mine) == 2
         again = await house.meta.create_subject(CreateSubject(subject="flights", partitions=4))
-        assert again == made == await house.meta.subject("flights")
-        listed = (await house.meta.subjects()).subjects
+        assert again == made == await house.meta.call(endpoints.SUBJECT, subject="flights")
+        listed = (await house.meta.call(endpoints.SUBJECTS)).subjects
         assert [
             (summary.subject, summary.partitions, summary.route_version) for summary in listed
         ] == [("flights", 4, 1)]
@@ -100,142 +101,154 @@ async def test_subject_is_spread_over_brokers(house: MetaAndBroker) -> None:
 async def test_consumers_share_hand_over_and_leave(house: MetaAndBroker) -> None:
     """Partitions are shared; a hand-over is granted with a higher token only after its release."""
     await house.meta.create_subject(CreateSubject(subject="s", partitions=4))
-    joined = await house.meta.join(Join(subject="s", group="g", session=A, client="one"))
+    joined = await house.meta.call(
+        endpoints.JOIN, Join(subject="s", group="g", session=A, client="one")
+    )
     assert (joined.ttl_ms, joined.heartbeat_ms) == (30_000, 10_000)
-    first = await house.meta.heartbeat(Heartbeat(session=A))
+    first = await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session=A))
     assert len(first.grants) == 4
     assert first.ttl_ms == 30_000
 
-    await house.meta.join(Join(subject="s", group="g", session=B, ttl_ms=6_000))
-    kept = await house.meta.heartbeat(Heartbeat(session=A, known_version=first.version))
+    await house.meta.call(endpoints.JOIN, Join(subject="s", group="g", session=B, ttl_ms=6_000))
+    kept = await house.meta.call(
+        endpoints.HEARTBEAT, Heartbeat(session=A, known_version=first.version)
+    )
     assert kept.version > first.version
     assert len(kept.grants) == 2
     assert held(kept).items() <= held(first).items()
-    empty = await house.meta.heartbeat(Heartbeat(session=B))
+    empty = await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session=B))
     assert empty.grants == ()
 
     waiting = asyncio.create_task(
-        house.meta.heartbeat(Heartbeat(session=B, known_version=empty.version, wait_ms=30_000))
+        house.meta.call(
+            endpoints.HEARTBEAT, Heartbeat(session=B, known_version=empty.version, wait_ms=30_000)
+        )
     )
     gone = held(first).keys() - held(kept).keys()
     for partition_id in gone:
         token = held(first)[partition_id]
         ask = ReleaseGrant(session=A, partition_id=partition_id, token=token)
-        await house.meta.release(ask)
-        await house.meta.release(ask)
+        await house.meta.call(endpoints.RELEASE, ask)
+        await house.meta.call(endpoints.RELEASE, ask)
     await waiting
-    taken = held(await house.meta.heartbeat(Heartbeat(session=B)))
+    taken = held(await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session=B)))
     assert taken.keys() == gone
     assert all(token > held(first)[key] for key, token in taken.items())
 
-    await house.meta.leave(Leave(session=B))
-    await house.meta.leave(Leave(session=B))
-    back = held(await house.meta.heartbeat(Heartbeat(session=A)))
+    await house.meta.call(endpoints.LEAVE, Leave(session=B))
+    await house.meta.call(endpoints.LEAVE, Leave(session=B))
+    back = held(await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session=A)))
     assert back.keys() == held(first).keys()
     assert all(back[key] > taken[key] for key in gone)
-    view = await house.meta.group("s", "g")
+    view = await house.meta.call(endpoints.GROUP, subject="s", group="g")
     assert view.sessions == 1
     assert {owner.partition.partition_id: owner.token for owner in view.owners} == back
     assert {owner.client for owner in view.owners} == {"one"}
     assert all(0 < (owner.expires_in_ms or 0) <= 30_000 for owner in view.owners)
-    assert (await house.meta.groups("s")).groups == ["g"]
+    assert (await house.meta.call(endpoints.GROUPS, subject="s")).groups == ["g"]
 
 
 async def test_switch_answers_waiting_heartbeats(house: MetaAndBroker) -> None:
     """A waiting heartbeat learns at once that its session has ended; shared sessions are granted every partition."""
     await house.meta.create_subject(CreateSubject(subject="s", partitions=4))
-    await house.meta.join(Join(subject="s", group="g", session=A))
-    first = await house.meta.heartbeat(Heartbeat(session=A))
+    await house.meta.call(endpoints.JOIN, Join(subject="s", group="g", session=A))
+    first = await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session=A))
     waiting = asyncio.create_task(
-        house.meta.heartbeat(Heartbeat(session=A, known_version=first.version, wait_ms=5_000))
+        house.meta.call(
+            endpoints.HEARTBEAT, Heartbeat(session=A, known_version=first.version, wait_ms=5_000)
+        )
     )
     await asyncio.sleep(0.1)
     began = time.monotonic()
     to_shared = SwitchGroup(strategy=ConsumeStrategy.SHARED)
-    view = await house.meta.switch_group("s", "g", to_shared)
+    view = await house.meta.call(endpoints.SWITCH_GROUP, to_shared, subject="s", group="g")
     assert (view.strategy, view.sessions) == (ConsumeStrategy.SHARED, 0)
     with pytest.raises(SessionUnknownError):
         await waiting
     assert time.monotonic() - began < 4
     with pytest.raises(GroupStrategyError):
-        await house.meta.join(Join(subject="s", group="g", session=B))
+        await house.meta.call(endpoints.JOIN, Join(subject="s", group="g", session=B))
     for session in (B, C):
         ask = Join(subject="s", group="g", session=session, strategy=ConsumeStrategy.SHARED)
-        await house.meta.join(ask)
-    shared = held(await house.meta.heartbeat(Heartbeat(session=B)))
-    assert shared == held(await house.meta.heartbeat(Heartbeat(session=C)))
+        await house.meta.call(endpoints.JOIN, ask)
+    shared = held(await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session=B)))
+    assert shared == held(await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session=C)))
     assert min(shared.values()) > max(held(first).values())
     refused, token = next(iter(shared.items()))
     ask = ReleaseGrant(session=B, partition_id=refused, token=token)
-    await house.meta.release(ask)
-    await house.meta.release(ask)
-    after = held(await house.meta.heartbeat(Heartbeat(session=C)))
+    await house.meta.call(endpoints.RELEASE, ask)
+    await house.meta.call(endpoints.RELEASE, ask)
+    after = held(await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session=C)))
     assert after == shared | {refused: max(shared.values()) + 1}
-    assert (await house.meta.switch_group("s", "g", to_shared)).sessions == 2, "it is so already"
+    assert (
+        await house.meta.call(endpoints.SWITCH_GROUP, to_shared, subject="s", group="g")
+    ).sessions == 2, "it is so already"
 
 
 async def test_cordon_is_stored_and_an_unknown_operation_refused(house: MetaAndBroker) -> None:
     """A cordon is kept by the database; an unknown operation or group is a typed error."""
     async with hosting_broker(house.meta, "right"):
-        assert (await house.meta.cordon("left", Cordon())).cordoned
+        assert (await house.meta.call(endpoints.CORDON, Cordon(), group="left")).cordoned
         made = await house.meta.create_subject(CreateSubject(subject="s", partitions=4))
         assert {partition.broker_group for partition in made.route.partitions} == {"right"}
         ids = (made.route.partitions[0].partition_id,)
         move = Reshape(kind=OperationKind.MOVE, partition_ids=ids, broker_group="left")
         with pytest.raises(BrokerCordonedError):
-            await house.meta.reshape(move)
-        assert not (await house.meta.cordon("left", Cordon(cordoned=False))).cordoned
+            await house.meta.call(endpoints.RESHAPE, move)
+        assert not (
+            await house.meta.call(endpoints.CORDON, Cordon(cordoned=False), group="left")
+        ).cordoned
         with pytest.raises(BrokerGroupUnknownError):
-            await house.meta.cordon("nowhere", Cordon())
+            await house.meta.call(endpoints.CORDON, Cordon(), group="nowhere")
         with pytest.raises(OperationUnknownError):
-            await house.meta.cancel_operation(99)
+            await house.meta.call(endpoints.CANCEL_OPERATION, id=99)
 
 
 async def test_silent_consumer_is_replaced(house: MetaAndBroker) -> None:
     """With a ttl of 1 s the partitions of a silent consumer are soon another's, and it stays dead."""
     await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
-    await house.meta.join(Join(subject="s", group="g", session=A, ttl_ms=1_000))
-    first = held(await house.meta.heartbeat(Heartbeat(session=A)))
+    await house.meta.call(endpoints.JOIN, Join(subject="s", group="g", session=A, ttl_ms=1_000))
+    first = held(await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session=A)))
     start = time.monotonic()
-    await house.meta.join(Join(subject="s", group="g", session=B, ttl_ms=60_000))
+    await house.meta.call(endpoints.JOIN, Join(subject="s", group="g", session=B, ttl_ms=60_000))
     known = -1
     taken: dict[int, int] = {}
     while len(taken) < 2 and time.monotonic() - start < 60:
-        grants = await house.meta.heartbeat(
-            Heartbeat(session=B, known_version=known, wait_ms=20_000)
+        grants = await house.meta.call(
+            endpoints.HEARTBEAT, Heartbeat(session=B, known_version=known, wait_ms=20_000)
         )
         known, taken = grants.version, held(grants)
     assert time.monotonic() - start < 15, "before the wait of a heartbeat was over"
     assert all(taken[key] > first[key] for key in first)
     with pytest.raises(SessionUnknownError):
-        await house.meta.heartbeat(Heartbeat(session=A))
+        await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session=A))
     ask = ReleaseGrant(session=A, partition_id=min(first), token=first[min(first)])
     with pytest.raises(SessionUnknownError):
-        await house.meta.release(ask)
-    assert (await house.meta.group("s", "g")).sessions == 1
+        await house.meta.call(endpoints.RELEASE, ask)
+    assert (await house.meta.call(endpoints.GROUP, subject="s", group="g")).sessions == 1
 
 
 async def test_repeated_join_changes_nothing(house: MetaAndBroker) -> None:
     """A join that is repeated because its answer was lost changes nothing."""
     await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
     ask = Join(subject="s", group="g", session=A)
-    assert await house.meta.join(ask) == await house.meta.join(ask)
-    before = await house.meta.heartbeat(Heartbeat(session=A))
-    await house.meta.join(ask)
-    assert await house.meta.heartbeat(Heartbeat(session=A)) == before
+    assert await house.meta.call(endpoints.JOIN, ask) == await house.meta.call(endpoints.JOIN, ask)
+    before = await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session=A))
+    await house.meta.call(endpoints.JOIN, ask)
+    assert await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session=A)) == before
     with pytest.raises(InvalidRequestError):
-        await house.meta.join(Join(subject="s", group="other", session=A))
+        await house.meta.call(endpoints.JOIN, Join(subject="s", group="other", session=A))
 
 
 async def test_heartbeat_without_changes_returns_after_its_wait(house: MetaAndBroker) -> None:
     """It never waits longer than a third of the ttl."""
     await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
-    await house.meta.join(Join(subject="s", group="g", session=A, ttl_ms=1_200))
-    grants = await house.meta.heartbeat(Heartbeat(session=A))
+    await house.meta.call(endpoints.JOIN, Join(subject="s", group="g", session=A, ttl_ms=1_200))
+    grants = await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session=A))
     for wait_ms, low, high in ((100, 0.1, 0.35), (30_000, 0.4, 0.8)):
         start = time.monotonic()
         ask = Heartbeat(session=A, known_version=grants.version, wait_ms=wait_ms)
-        assert await house.meta.heartbeat(ask) == grants
+        assert await house.meta.call(endpoints.HEARTBEAT, ask) == grants
         assert low <= time.monotonic() - start < high
 
 
@@ -243,11 +256,13 @@ async def test_route_long_poll_returns_when_an_address_changes(house: MetaAndBro
     """It returns at once when a broker comes back under another address."""
     made = await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
     waiting = asyncio.create_task(house.meta.route("s", known_version=1, wait_ms=30_000))
-    grants_before = await house.meta.join(Join(subject="s", group="g", session=A))
+    grants_before = await house.meta.call(endpoints.JOIN, Join(subject="s", group="g", session=A))
     assert grants_before.ttl_ms
-    grants = await house.meta.heartbeat(Heartbeat(session=A))
+    grants = await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session=A))
     polling = asyncio.create_task(
-        house.meta.heartbeat(Heartbeat(session=A, known_version=grants.version, wait_ms=30_000))
+        house.meta.call(
+            endpoints.HEARTBEAT, Heartbeat(session=A, known_version=grants.version, wait_ms=30_000)
+        )
     )
     await asyncio.sleep(0.1)
     assert not waiting.done()
@@ -293,12 +308,12 @@ async def test_creation_continues_after_a_refusal(house: MetaAndBroker) -> None:
         await house.meta.create_subject(CreateSubject(subject="s", partitions=3))
     with pytest.raises(SubjectUnknownError):
         await house.meta.route("s")
-    assert (await house.meta.subjects()).subjects == []
+    assert (await house.meta.call(endpoints.SUBJECTS)).subjects == []
     with pytest.raises(SubjectExistsError):
         await house.meta.create_subject(CreateSubject(subject="s", partitions=2))
     house.broker.refuse_after = None
     for _ in range(100):
-        if (await house.meta.subjects()).subjects:
+        if (await house.meta.call(endpoints.SUBJECTS)).subjects:
             break
         await asyncio.sleep(0.02)
     made = await house.meta.create_subject(CreateSubject(subject="s", partitions=3))
@@ -334,7 +349,7 @@ async def test_creation_waits_whatever_error_its_broker_answers(
             while house.broker.calls < tried + 3:
                 await asyncio.sleep(0.02)
             house.broker.refuse_after = None
-            while not (await house.meta.subjects()).subjects:
+            while not (await house.meta.call(endpoints.SUBJECTS)).subjects:
                 await asyncio.sleep(0.02)
         made = await house.meta.create_subject(ask)
         assert len(route_table(made.route)) == 1024
@@ -394,16 +409,18 @@ async def test_unknown_names_are_refused(house: MetaAndBroker) -> None:
         with pytest.raises(SubjectUnknownError):
             await call("unknown")
     with pytest.raises(SubjectUnknownError):
-        await house.meta.join(Join(subject="unknown", group="g", session=A))
+        await house.meta.call(endpoints.JOIN, Join(subject="unknown", group="g", session=A))
     with pytest.raises(GroupUnknownError):
-        await house.meta.group("s", "unknown")
+        await house.meta.call(endpoints.GROUP, subject="s", group="unknown")
     for session in (C, "short", "a\0b", "x" * 1000, ""):
         with pytest.raises(SessionUnknownError):
-            await house.meta.heartbeat(Heartbeat(session=session))
+            await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session=session))
         with pytest.raises(SessionUnknownError):
-            await house.meta.release(ReleaseGrant(session=session, partition_id=1, token=1))
-    await house.meta.join(Join(subject="s", group="g", session=A))
-    (grant, *_) = (await house.meta.heartbeat(Heartbeat(session=A))).grants
+            await house.meta.call(
+                endpoints.RELEASE, ReleaseGrant(session=session, partition_id=1, token=1)
+            )
+    await house.meta.call(endpoints.JOIN, Join(subject="s", group="g", session=A))
+    (grant, *_) = (await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session=A))).grants
     for partition_id, token in (
         (grant.partition.partition_id, grant.token + 100),
         (10**30, grant.token),
@@ -412,11 +429,11 @@ async def test_unknown_names_are_refused(house: MetaAndBroker) -> None:
         (999, 1),
     ):
         with pytest.raises(TokenUnknownError):
-            await house.meta.release(
-                ReleaseGrant(session=A, partition_id=partition_id, token=token)
+            await house.meta.call(
+                endpoints.RELEASE, ReleaseGrant(session=A, partition_id=partition_id, token=token)
             )
     drained = (10**30, -5, 999, grant.partition.partition_id)
-    grants = await house.meta.heartbeat(Heartbeat(session=A, drained=drained))
+    grants = await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session=A, drained=drained))
     assert len(grants.grants) == 2
 
 
@@ -424,15 +441,17 @@ async def test_restart_keeps_everything(tmp_path: Path, database: dict[str, str]
     """Routes, sessions and tokens are the same after a restart."""
     async with running_house(tmp_path, **database) as house:
         made = await house.meta.create_subject(CreateSubject(subject="s", partitions=3))
-        await house.meta.join(Join(subject="s", group="g", session=A))
-        before = await house.meta.heartbeat(Heartbeat(session=A))
+        await house.meta.call(endpoints.JOIN, Join(subject="s", group="g", session=A))
+        before = await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session=A))
     async with running_house(tmp_path, **database) as house:
         route = await house.meta.route("s")
         assert [partition.partition_id for partition in route.partitions] == [
             partition.partition_id for partition in made.route.partitions
         ]
         assert route.version >= made.route.version
-        assert held(await house.meta.heartbeat(Heartbeat(session=A))) == held(before)
+        assert held(await house.meta.call(endpoints.HEARTBEAT, Heartbeat(session=A))) == held(
+            before
+        )
 
 
 async def test_openapi_names_every_path(house: MetaAndBroker) -> None:

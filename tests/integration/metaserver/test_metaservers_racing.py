@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, Grants, Heartbeat, Join, Leave, ReleaseGrant
 from keylane.protocol.errors import (
     OperationForwardError,
@@ -86,7 +87,9 @@ class Consumer:
         self.session = f"{self._rng.getrandbits(128):032x}"
         self.held, self._version = {}, -1
         self._heard = time.monotonic()
-        await self._meta.join(Join(subject="s", group="g", session=self.session, ttl_ms=TTL_MS))
+        await self._meta.call(
+            endpoints.JOIN, Join(subject="s", group="g", session=self.session, ttl_ms=TTL_MS)
+        )
 
     async def look(self, wait_ms: int = 100) -> None:
         """Send a heartbeat; take new grants, hand over withdrawn ones."""
@@ -97,7 +100,7 @@ class Consumer:
             holding=tuple(self.held.items()),
             wait_ms=wait_ms,
         )
-        grants: Grants = await self._meta.heartbeat(ask)
+        grants: Grants = await self._meta.call(endpoints.HEARTBEAT, ask)
         self._heard = sent
         if grants.version < self._version:
             return
@@ -108,8 +111,9 @@ class Consumer:
                 del self.held[partition_id]
                 self._ledger.ended(partition_id, token, time.monotonic())
                 if self._rng.random() < 0.8:  # else the heartbeat's `holding` says it
-                    await self._meta.release(
-                        ReleaseGrant(session=self.session, partition_id=partition_id, token=token)
+                    await self._meta.call(
+                        endpoints.RELEASE,
+                        ReleaseGrant(session=self.session, partition_id=partition_id, token=token),
                     )
         for partition_id, token in now.items():
             if self.held.get(partition_id) != token:
@@ -128,7 +132,7 @@ class Consumer:
 
     async def leave(self) -> None:
         self._give_up(time.monotonic())
-        await self._meta.leave(Leave(session=self.session))
+        await self._meta.call(endpoints.LEAVE, Leave(session=self.session))
 
     def fall_silent(self) -> None:
         """Crash: its leases run until the ttl after the last heartbeat that was answered."""
@@ -279,7 +283,7 @@ async def test_subject_is_created_once_by_concurrent_calls(metas: list[MetaClien
     )
     refused = [answer for answer in answers if isinstance(answer, BaseException)]
     assert {type(error) for error in refused} == {SubjectExistsError}
-    stored = (await metas[0].subject("t")).route
+    stored = (await metas[0].call(endpoints.SUBJECT, subject="t")).route
     assert {
         answer.route.partitions for answer in answers if not isinstance(answer, BaseException)
     } == {stored.partitions}
@@ -295,26 +299,27 @@ async def test_change_at_one_metaserver_wakes_a_long_poll_at_another(
     """The long poll is answered at the next poll of its metaserver, not at its end."""
     await metas[0].create_subject(CreateSubject(subject="s", partitions=2))
     first, second = "a" * 16, "b" * 16
-    await metas[0].join(Join(subject="s", group="g", session=first))
-    before = await metas[0].heartbeat(Heartbeat(session=first))
+    await metas[0].call(endpoints.JOIN, Join(subject="s", group="g", session=first))
+    before = await metas[0].call(endpoints.HEARTBEAT, Heartbeat(session=first))
     waits = []
     for meta in metas[1:]:
         for change in (
-            meta.join(Join(subject="s", group="g", session=second)),
-            meta.leave(Leave(session=second)),
+            meta.call(endpoints.JOIN, Join(subject="s", group="g", session=second)),
+            meta.call(endpoints.LEAVE, Leave(session=second)),
         ):
             ask = Heartbeat(session=first, known_version=before.version, wait_ms=9_000)
-            polling = asyncio.create_task(metas[0].heartbeat(ask))
+            polling = asyncio.create_task(metas[0].call(endpoints.HEARTBEAT, ask))
             await asyncio.sleep(0.1)
             start = time.monotonic()
             await change
             after = await polling
             waits.append(time.monotonic() - start)
             for gone in set(before.grants) - set(after.grants):
-                await metas[0].release(
+                await metas[0].call(
+                    endpoints.RELEASE,
                     ReleaseGrant(
                         session=first, partition_id=gone.partition.partition_id, token=gone.token
-                    )
+                    ),
                 )
             before = after
         assert len(before.grants) == 2
@@ -335,7 +340,7 @@ async def test_operations_on_a_subject_exclude_each_other(race: Race) -> None:
     assert {view.operation_id for view in first} == set(running.values()), "two on one subject"
 
     canceling = [
-        meta.cancel_operation(operation_id)
+        meta.call(endpoints.CANCEL_OPERATION, id=operation_id)
         for operation_id in running.values()
         for meta in metas
         for _ in range(2)
@@ -352,7 +357,7 @@ async def test_operations_on_a_subject_exclude_each_other(race: Race) -> None:
     for _ in range(4):
         begun = await at_once(race, names, rng.sample(range(1, 12), 3))
         cancels = [
-            rng.choice(metas).cancel_operation(view.operation_id)
+            rng.choice(metas).call(endpoints.CANCEL_OPERATION, id=view.operation_id)
             for view in begun
             if view.operation_id
         ]
@@ -360,7 +365,7 @@ async def test_operations_on_a_subject_exclude_each_other(race: Race) -> None:
             assert isinstance(answer, OperationView | OperationForwardError), answer
     for name in names:
         await ended(metas[0], name)
-    verification = await metas[-1].verify()
+    verification = await metas[-1].call(endpoints.VERIFY)
     assert [check for check in verification.checks if check.violations] == []
 
 
@@ -374,7 +379,8 @@ async def at_once(race: Race, names: list[str], counts: list[int]) -> list[Opera
     source = race.brokers[0].broker_group
     asks.insert(len(asks) // 2, Reshape(kind=OperationKind.EVACUATE, broker_group=source))
     answers = await asyncio.gather(
-        *(meta.reshape(ask) for ask in asks for meta in race.metas), return_exceptions=True
+        *(meta.call(endpoints.RESHAPE, ask) for ask in asks for meta in race.metas),
+        return_exceptions=True,
     )
     refused = [answer for answer in answers if isinstance(answer, BaseException)]
     assert {type(error) for error in refused} <= {OperationRunningError}, refused
@@ -390,7 +396,7 @@ async def ended(meta: MetaClient, subject: str) -> None:
     """Every operation on a subject is done, or canceled and its children sealed."""
     until = time.monotonic() + 60
     while True:
-        views = (await meta.operations(subject)).operations
+        views = (await meta.call(endpoints.OPERATIONS, subject=subject)).operations
         if all(
             view.state in {OperationState.DONE, OperationState.CANCELED}
             and all(step.done for step in view.steps)

@@ -13,6 +13,7 @@ import pytest
 
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
+from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, Grants, Heartbeat, Join, Leave, ReleaseGrant
 from keylane.protocol.errors import NotSentError
 from keylane.protocol.routing import route_table
@@ -50,33 +51,37 @@ def held(grants: Grants) -> dict[int, int]:
 async def test_release_at_one_metaserver_answers_a_heartbeat_at_the_other(pair: Pair) -> None:
     """The long poll ends within the other metaserver's poll interval."""
     await pair.first.create_subject(CreateSubject(subject="s", partitions=2))
-    await pair.first.join(Join(subject="s", group="g", session=A))
-    first = await pair.first.heartbeat(Heartbeat(session=A))
+    await pair.first.call(endpoints.JOIN, Join(subject="s", group="g", session=A))
+    first = await pair.first.call(endpoints.HEARTBEAT, Heartbeat(session=A))
     polling = asyncio.create_task(
-        pair.first.heartbeat(Heartbeat(session=A, known_version=first.version, wait_ms=30_000))
+        pair.first.call(
+            endpoints.HEARTBEAT, Heartbeat(session=A, known_version=first.version, wait_ms=30_000)
+        )
     )
     await asyncio.sleep(0.05)
     start = time.monotonic()
-    await pair.second.join(Join(subject="s", group="g", session=B))
+    await pair.second.call(endpoints.JOIN, Join(subject="s", group="g", session=B))
     kept = await polling
     assert time.monotonic() - start < SOON_S
     assert len(kept.grants) == 1
     (gone,) = held(first).keys() - held(kept).keys()
 
-    empty = await pair.second.heartbeat(Heartbeat(session=B))
+    empty = await pair.second.call(endpoints.HEARTBEAT, Heartbeat(session=B))
     waiting = asyncio.create_task(
-        pair.second.heartbeat(Heartbeat(session=B, known_version=empty.version, wait_ms=30_000))
+        pair.second.call(
+            endpoints.HEARTBEAT, Heartbeat(session=B, known_version=empty.version, wait_ms=30_000)
+        )
     )
     await asyncio.sleep(0.05)
     start = time.monotonic()
     ask = ReleaseGrant(session=A, partition_id=gone, token=held(first)[gone])
-    await pair.first.release(ask)
+    await pair.first.call(endpoints.RELEASE, ask)
     taken = await waiting
     assert time.monotonic() - start < SOON_S
     assert held(taken).keys() == {gone}
     assert held(taken)[gone] > max(held(first).values())
-    await pair.first.leave(Leave(session=B))
-    assert len((await pair.second.heartbeat(Heartbeat(session=A))).grants) == 2
+    await pair.first.call(endpoints.LEAVE, Leave(session=B))
+    assert len((await pair.second.call(endpoints.HEARTBEAT, Heartbeat(session=A))).grants) == 2
 
 
 async def test_new_address_at_one_metaserver_answers_a_route_at_the_other(pair: Pair) -> None:
@@ -111,18 +116,22 @@ async def test_clients_continue_when_one_metaserver_ends(tmp_path: Path) -> None
             meta = MetaClient(network, [ending.address, staying.address])
             async with hosting_broker(meta, "left"):
                 await meta.create_subject(CreateSubject(subject="s", partitions=2))
-                await meta.join(Join(subject="s", group="g", session=A, ttl_ms=1_000))
-                first = await meta.heartbeat(Heartbeat(session=A))
+                await meta.call(
+                    endpoints.JOIN, Join(subject="s", group="g", session=A, ttl_ms=1_000)
+                )
+                first = await meta.call(endpoints.HEARTBEAT, Heartbeat(session=A))
         with pytest.raises(
             NotSentError
         ):  # a heartbeat asks one address; the next one goes to the other
-            await meta.heartbeat(Heartbeat(session=A))
-        assert await meta.heartbeat(Heartbeat(session=A)) == first
-        await meta.join(Join(subject="s", group="g", session=B))
+            await meta.call(endpoints.HEARTBEAT, Heartbeat(session=A))
+        assert await meta.call(endpoints.HEARTBEAT, Heartbeat(session=A)) == first
+        await meta.call(endpoints.JOIN, Join(subject="s", group="g", session=B))
         start = time.monotonic()
         known, taken = -1, {}
         while len(taken) < 2 and time.monotonic() - start < 60:
-            grants = await meta.heartbeat(Heartbeat(session=B, known_version=known, wait_ms=20_000))
+            grants = await meta.call(
+                endpoints.HEARTBEAT, Heartbeat(session=B, known_version=known, wait_ms=20_000)
+            )
             known, taken = grants.version, held(grants)
         assert len(taken) == 2
         assert time.monotonic() - start < SOON_S

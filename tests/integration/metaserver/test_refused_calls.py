@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
+from keylane.protocol import endpoints
 from keylane.protocol.control import AcceptFolder, BrokerHeartbeat, CreateSubject, Join
 from keylane.protocol.errors import (
     BrokerAddressError,
@@ -43,13 +44,13 @@ async def house(
 async def test_illegal_name_is_refused_by_every_call(house: MetaAndBroker, name: str) -> None:
     """Nothing is stored."""
     await house.meta.create_subject(CreateSubject(subject="s"))
-    before = await house.meta.subjects()
+    before = await house.meta.call(endpoints.SUBJECTS)
     with pytest.raises(InvalidNameError):
         await house.meta.create_subject(CreateSubject(subject=name))
     with pytest.raises(InvalidNameError):
-        await house.meta.join(Join(subject=name, group="g", session=A))
+        await house.meta.call(endpoints.JOIN, Join(subject=name, group="g", session=A))
     with pytest.raises(InvalidNameError):
-        await house.meta.join(Join(subject="s", group=name, session=A))
+        await house.meta.call(endpoints.JOIN, Join(subject="s", group=name, session=A))
     with pytest.raises(InvalidNameError):
         await house.meta.broker_heartbeat(
             BrokerHeartbeat(
@@ -59,8 +60,8 @@ async def test_illegal_name_is_refused_by_every_call(house: MetaAndBroker, name:
     if name not in {"", "."}:  # those make other paths
         with pytest.raises(InvalidNameError):
             await house.meta.route(name)
-    assert (await house.meta.groups("s")).groups == []
-    assert await house.meta.subjects() == before
+    assert (await house.meta.call(endpoints.GROUPS, subject="s")).groups == []
+    assert await house.meta.call(endpoints.SUBJECTS) == before
 
 
 async def test_text_with_a_nul_is_refused_by_every_call(house: MetaAndBroker) -> None:
@@ -68,16 +69,23 @@ async def test_text_with_a_nul_is_refused_by_every_call(house: MetaAndBroker) ->
     await house.meta.create_subject(CreateSubject(subject="nul"))
     report = BrokerHeartbeat(broker_group="new", broker_id="x", address="127.0.0.1:1")
     for call in (
-        lambda: house.meta.join(Join(subject="nul", group="g", session=A, client="a\0b")),
+        lambda: house.meta.call(
+            endpoints.JOIN, Join(subject="nul", group="g", session=A, client="a\0b")
+        ),
         lambda: house.meta.broker_heartbeat(replace(report, broker_id="a\0b")),
         lambda: house.meta.broker_heartbeat(replace(report, problem="\0")),
         lambda: house.meta.broker_heartbeat(replace(report, opening="\0")),
-        lambda: house.meta.suspend_group("nul", "g", SuspendGroup(client="\0", suspended=True)),
-        lambda: house.meta.accept_folder("new", AcceptFolder(address="\0")),
+        lambda: house.meta.call(
+            endpoints.SUSPEND_GROUP,
+            SuspendGroup(client="\0", suspended=True),
+            subject="nul",
+            group="g",
+        ),
+        lambda: house.meta.call(endpoints.ACCEPT_FOLDER, AcceptFolder(address="\0"), group="new"),
     ):
         with pytest.raises(InvalidRequestError, match=r"U\+0000"):
             await call()
-    assert (await house.meta.groups("nul")).groups == []
+    assert (await house.meta.call(endpoints.GROUPS, subject="nul")).groups == []
 
 
 @pytest.mark.parametrize(
@@ -106,7 +114,7 @@ async def test_bad_request_is_refused(
     house: MetaAndBroker, method: str, path: str, data: bytes | None, status: int
 ) -> None:
     """Bad input gets a typed error body, changes nothing, and the server keeps serving."""
-    before = await house.meta.subjects()
+    before = await house.meta.call(endpoints.SUBJECTS)
     url = f"http://{house.address}{path}"
     async with (
         aiohttp.ClientSession() as session,
@@ -117,7 +125,7 @@ async def test_bad_request_is_refused(
     kind = MessageTooLargeError if status == 413 else InvalidRequestError
     assert body["code"] == kind.code
     assert body["message"]
-    assert await house.meta.subjects() == before
+    assert await house.meta.call(endpoints.SUBJECTS) == before
 
 
 @pytest.mark.parametrize("address", ["", "x", "127.0.0.1", "127.0.0.1:0", "a b:1", "h:99999"])

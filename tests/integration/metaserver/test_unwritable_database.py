@@ -14,6 +14,7 @@ import pytest
 
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
+from keylane.protocol import endpoints
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
 from keylane.protocol.errors import BrokerGroupTakenError, NotEnoughBrokersError, StorageError
 from keylane.protocol.membership.versions import VERSION
@@ -56,7 +57,7 @@ async def test_metaserver_is_not_ready_while_its_disk_takes_nothing(
                     await meta.create_subject(CreateSubject(subject="s"))
             reason = await becomes(meta, ready=False)
             assert "cannot be written" in reason
-            assert (await meta.subjects()).subjects == []
+            assert (await meta.call(endpoints.SUBJECTS)).subjects == []
             resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
             assert await becomes(meta, ready=True) == ""
     finally:

@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 
+from keylane.protocol import endpoints
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
@@ -47,12 +48,12 @@ async def test_broker_killed_after_any_step(cluster: Cluster, step: str, victim:
         await program.died()
         broker.kill()
         program.restart()
-        (view,) = (await meta.operations(subject)).operations
+        (view,) = (await meta.call(endpoints.OPERATIONS, subject=subject)).operations
         if (step, victim) in NEEDED:
             await silent(meta, PLACES[victim])
             while PLACES[victim] not in view.problem:
                 await asyncio.sleep(0.05)
-                (view,) = (await meta.operations(subject)).operations
+                (view,) = (await meta.call(endpoints.OPERATIONS, subject=subject)).operations
             assert view.state in {OperationState.PLAN, OperationState.SEAL}
         broker.restart()
         await done_operation(meta, view)

@@ -12,6 +12,7 @@ import pytest
 from keylane.metaserver.operations import driver as operations_driver
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
+from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject
 from keylane.protocol.operations import OperationKind, OperationState, OperationView, Reshape
 from keylane.rpc.client import MetaClient
@@ -38,14 +39,16 @@ async def metaserver(folder: Path) -> AsyncIterator[MetaClient]:
 
 
 async def latest(meta: MetaClient, subject: str) -> OperationView:
-    return (await meta.operations(subject)).operations[0]
+    return (await meta.call(endpoints.OPERATIONS, subject=subject)).operations[0]
 
 
 async def moved(meta: MetaClient, subject: str, to: str) -> None:
     """Begin to move a new subject's only partition, and wait until its broker has refused."""
     view = await meta.create_subject(CreateSubject(subject=subject, partitions=1))
     ids = (view.route.partitions[0].partition_id,)
-    await meta.reshape(Reshape(kind=OperationKind.MOVE, partition_ids=ids, broker_group=to))
+    await meta.call(
+        endpoints.RESHAPE, Reshape(kind=OperationKind.MOVE, partition_ids=ids, broker_group=to)
+    )
     while not (await latest(meta, subject)).problem:
         await asyncio.sleep(0.02)
 

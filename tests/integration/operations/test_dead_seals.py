@@ -8,6 +8,7 @@ import pytest
 
 from keylane import Consumer, Producer
 from keylane.consumer import ConsumerSettings
+from keylane.protocol import endpoints
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
@@ -57,10 +58,10 @@ async def test_partition_sealed_on_a_dead_broker_blocks_no_child_and_is_read_on_
         ask = Reshape(
             kind=OperationKind.EVACUATE, broker_group=parent.broker_group, without_source=True
         )
-        (view,) = (await meta.reshape(ask)).operations
+        (view,) = (await meta.call(endpoints.RESHAPE, ask)).operations
         while view.state is not OperationState.FENCE:
             await asyncio.sleep(0.05)
-            (view, _) = (await meta.operations("tried")).operations
+            (view, _) = (await meta.call(endpoints.OPERATIONS, subject="tried")).operations
         assert view.reordered == (parent.partition_id,)
         await eventually(lambda: seen == NEW, what="what continues it")
         cluster.brokers[home].restart()
@@ -68,5 +69,5 @@ async def test_partition_sealed_on_a_dead_broker_blocks_no_child_and_is_read_on_
         await eventually(lambda: seen == NEW + OLD, what="what was left")
     async with consumer(cluster, "late", late):
         await eventually(lambda: late == OLD + NEW, what="all, in order")
-    assert [check for check in (await meta.verify()).checks if check.violations] == []
+    assert [check for check in (await meta.call(endpoints.VERIFY)).checks if check.violations] == []
     await network.close()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from keylane import Consumer, Message, Producer, QueueReader
+from keylane.protocol import endpoints
 from keylane.protocol.control import TimeBound
 from keylane.protocol.errors import (
     ClosedError,
@@ -187,10 +188,10 @@ async def test_requests_that_static_subjects_do_not_allow_are_refused(shared_clu
             Reshape(kind=OperationKind.MERGE, partition_ids=(first, second)),
         ):
             with pytest.raises(StaticSubjectError):
-                await meta.reshape(ask)
+                await meta.call(endpoints.RESHAPE, ask)
         assert await meta.route("fixed") == route
         with pytest.raises(SubjectNotStaticError):
-            await meta.queues("loose")
+            await meta.call(endpoints.QUEUES, subject="loose")
     finally:
         await network.close()
     await send(shared_cluster, "fixed", b"only")

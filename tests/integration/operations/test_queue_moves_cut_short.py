@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from keylane import QueueReader
+from keylane.protocol import endpoints
 from keylane.protocol.errors import (
     NotEnoughBrokersError,
     OperationRunningError,
@@ -35,7 +36,7 @@ async def begin(meta: MetaClient, ask: Reshape) -> OperationView:
     until = time.monotonic() + 60
     while True:
         try:
-            return (await meta.reshape(ask)).operations[0]
+            return (await meta.call(endpoints.RESHAPE, ask)).operations[0]
         except NotEnoughBrokersError:
             assert time.monotonic() < until
             await asyncio.sleep(0.05)
@@ -59,7 +60,7 @@ async def check(cluster: Cluster, load: Load, subject: str) -> None:
     assert seen == list(range(load.count))
     await cluster.check_history(subject, load.sent)
     async with meta_of(cluster) as meta:
-        checks = (await meta.verify()).checks
+        checks = (await meta.call(endpoints.VERIFY)).checks
     assert not [check.violations for check in checks if check.violations]
 
 
@@ -83,10 +84,10 @@ async def test_metaserver_killed_after_any_step(cluster: Cluster, step: str):
             await begin(meta, ask)
         await program.died()
         program.restart()
-        (view,) = (await meta.operations("cut")).operations
+        (view,) = (await meta.call(endpoints.OPERATIONS, subject="cut")).operations
         if view.state is OperationState.PLAN:  # refused, or too late for the same partition
             with pytest.raises((OperationRunningError, PartitionUnknownError)):
-                await meta.reshape(ask)
+                await meta.call(endpoints.RESHAPE, ask)
         await done_operation(meta, view)
         await load.progress(200)
         await load.finish()
@@ -121,7 +122,7 @@ async def test_static_move_waits_for_a_dead_source(cluster: Cluster):
         ask = Reshape(kind=OperationKind.EVACUATE, broker_group=source, without_source=True)
         view = await begin(meta, ask)
         await asyncio.sleep(1)
-        (held,) = (await meta.operations("held")).operations
+        (held,) = (await meta.call(endpoints.OPERATIONS, subject="held")).operations
         assert held.state is OperationState.PLAN
         assert source in held.problem
         assert (await reader.queues())[0].segments[-1].logic_end is None
@@ -157,12 +158,12 @@ async def test_static_queue_survives_a_lost_database(tmp_path: Path):
             before = await reader.queues()
             await rebuild_lost_database(cluster, tmp_path)
             assert places(await reader.queues()) == places(before)
-            assert (await meta.subject("lost")).static
+            assert (await meta.call(endpoints.SUBJECT, subject="lost")).static
             await move()
             await load.finish()
             load.check()
             assert all(contiguous(queue) for queue in await reader.queues())
-            verified = (await meta.verify()).checks
+            verified = (await meta.call(endpoints.VERIFY)).checks
             assert not [check.violations for check in verified if check.violations]
     finally:
         cluster.stop()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from keylane.protocol import endpoints
 from keylane.protocol.errors import (
     BrokerCordonedError,
     BrokerGroupUnknownError,
@@ -117,8 +118,8 @@ async def test_bad_requests_have_typed_errors(shared_cluster: Cluster):
     async with meta_of(shared_cluster) as meta:
         for ask, error in asks:
             with pytest.raises(error):
-                await meta.reshape(ask)
-        assert (await meta.subject("bad")).route.version == route.version
+                await meta.call(endpoints.RESHAPE, ask)
+        assert (await meta.call(endpoints.SUBJECT, subject="bad")).route.version == route.version
 
 
 @pytest.mark.crash
@@ -135,12 +136,14 @@ async def test_operation_ends_when_the_metaserver_is_killed_after_any_step(
         await begun(meta, resize("steps", 5))
         await meta_program.died()
         meta_program.restart()
-        (view,) = (await meta.operations("steps")).operations
+        (view,) = (await meta.call(endpoints.OPERATIONS, subject="steps")).operations
         if view.state is not OperationState.DONE:
             # It may come to its end just now; then brokers have yet to report themselves for a second one.
             with contextlib.suppress(OperationRunningError, NotEnoughBrokersError):
-                (second,) = (await meta.reshape(resize("steps", 3))).operations
-                (_, view) = (await meta.operations("steps")).operations  # the latest first
+                (second,) = (await meta.call(endpoints.RESHAPE, resize("steps", 3))).operations
+                (_, view) = (
+                    await meta.call(endpoints.OPERATIONS, subject="steps")
+                ).operations  # the latest first
                 assert view.state is OperationState.DONE, "a second one began beside it"
                 await done_operation(meta, second)
         await done_operation(meta, view)
@@ -184,21 +187,22 @@ async def test_operation_waits_when_a_broker_is_killed_in_seal(cluster: Cluster)
     await cluster.create("stuck", partitions=3)
     async with Load(cluster.meta, "stuck", keys=50) as load, meta_of(cluster) as meta:
         await load.progress(300)
-        route = (await meta.subject("stuck")).route
+        route = (await meta.call(endpoints.SUBJECT, subject="stuck")).route
         source = next(partition for partition in route.partitions if partition.broker_group == "g1")
         pause(cluster.brokers[0].process.pid)
         (view,) = (
-            await meta.reshape(
+            await meta.call(
+                endpoints.RESHAPE,
                 Reshape(
                     kind=OperationKind.MOVE,
                     partition_ids=(int(source.partition_id),),
                     broker_group="g2",
-                )
+                ),
             )
         ).operations
         while not view.problem:
             await asyncio.sleep(0.05)
-            (view,) = (await meta.operations("stuck")).operations
+            (view,) = (await meta.call(endpoints.OPERATIONS, subject="stuck")).operations
         assert view.state in {OperationState.SEAL, OperationState.PLAN}
         assert "g1" in view.problem
         cluster.brokers[0].kill()
@@ -220,7 +224,7 @@ async def test_order_holds_when_brokers_are_killed_between_resizes(cluster: Clus
     ):
         for broker, count in zip(cluster.brokers, (4, 8, 3), strict=True):
             await load.progress(300)
-            (view,) = (await meta.reshape(resize("killed", count))).operations
+            (view,) = (await meta.call(endpoints.RESHAPE, resize("killed", count))).operations
             broker.kill()
             broker.restart()
             await done_operation(meta, view)
@@ -244,7 +248,7 @@ async def test_evacuation_under_load_keeps_the_order(cluster: Cluster):
     await cluster.check_history("one", load.sent)
     async with meta_of(cluster) as meta:
         for subject in ("one", "two"):
-            route = (await meta.subject(subject)).route
+            route = (await meta.call(endpoints.SUBJECT, subject=subject)).route
             places = Counter(partition.broker_group for partition in route.open_partitions())
             assert "g2" not in places
             assert max(places.values()) - min(places.values()) <= 1
@@ -255,10 +259,10 @@ async def evacuate_dead_source(cluster: Cluster, meta: MetaClient, subject: str)
     cluster.brokers[0].kill()
     await silent(meta, "g1")
     ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
-    (view,) = (await meta.reshape(ask)).operations
+    (view,) = (await meta.call(endpoints.RESHAPE, ask)).operations
     while not view.problem:
         await asyncio.sleep(0.05)
-        (view,) = (await meta.operations(subject)).operations
+        (view,) = (await meta.call(endpoints.OPERATIONS, subject=subject)).operations
     return view
 
 
@@ -288,7 +292,7 @@ async def test_operation_waiting_in_plan_is_canceled(cluster: Cluster):
         await load.progress(300)
         view = await evacuate_dead_source(cluster, meta, "canceled")
         for _ in range(2):
-            canceled = await meta.cancel_operation(view.operation_id)
+            canceled = await meta.call(endpoints.CANCEL_OPERATION, id=view.operation_id)
             assert canceled.state is OperationState.CANCELED
         cluster.brokers[0].restart()
         await load.progress(300)
@@ -296,11 +300,13 @@ async def test_operation_waiting_in_plan_is_canceled(cluster: Cluster):
         network = HttpNetwork()
         broker = BrokerClient(network, gone.address)
         until = time.monotonic() + 60
-        while (await broker.partition(gone.partition_id)).state is not PartitionState.SEALED:
+        while (
+            await broker.control(endpoints.PARTITION, id=gone.partition_id)
+        ).state is not PartitionState.SEALED:
             assert time.monotonic() < until, "the hosted child is never sealed"
             await asyncio.sleep(0.05)
         await network.close()
-        route = (await meta.subject("canceled")).route
+        route = (await meta.call(endpoints.SUBJECT, subject="canceled")).route
         there = next(
             partition for partition in route.open_partitions() if partition.broker_group != "g1"
         )
@@ -308,15 +314,17 @@ async def test_operation_waiting_in_plan_is_canceled(cluster: Cluster):
             kind=OperationKind.MOVE, partition_ids=(there.partition_id,), broker_group="g1"
         )
         with pytest.raises(BrokerCordonedError):
-            await meta.reshape(back)
-        assert not (await meta.cordon("g1", Cordon(cordoned=False))).cordoned
-        (done,) = (await meta.reshape(resize("canceled", 4))).operations
+            await meta.call(endpoints.RESHAPE, back)
+        assert not (await meta.call(endpoints.CORDON, Cordon(cordoned=False), group="g1")).cordoned
+        (done,) = (await meta.call(endpoints.RESHAPE, resize("canceled", 4))).operations
         await done_operation(meta, done)
         with pytest.raises(OperationForwardError):
-            await meta.cancel_operation(done.operation_id)
+            await meta.call(endpoints.CANCEL_OPERATION, id=done.operation_id)
         await load.progress(300)
         await load.finish()
-        assert [check for check in (await meta.verify()).checks if check.violations] == []
+        assert [
+            check for check in (await meta.call(endpoints.VERIFY)).checks if check.violations
+        ] == []
     load.check()
     await cluster.check_history("canceled", load.sent)
 
@@ -333,10 +341,10 @@ async def test_best_tried_subject_loses_nothing_and_declares_a_dead_source(
         cluster.brokers[0].kill()
         await silent(meta, "g1")
         ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
-        (view,) = (await meta.reshape(ask)).operations
+        (view,) = (await meta.call(endpoints.RESHAPE, ask)).operations
         while view.state is not OperationState.FENCE:
             await asyncio.sleep(0.05)
-            (view,) = (await meta.operations("tried")).operations
+            (view,) = (await meta.call(endpoints.OPERATIONS, subject="tried")).operations
         assert view.reordered == view.sealed
         before = load.count
         async with Load(cluster.meta, "tried", groups=("late",), keys=50) as more:

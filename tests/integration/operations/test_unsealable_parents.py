@@ -17,6 +17,7 @@ from keylane.cli.commands.broker.groups import list_brokers
 from keylane.cli.options import OutputFormat
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
+from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, Route
 from keylane.protocol.errors import FlushFailedError, NotEnoughBrokersError, StaleRouteError
 from keylane.protocol.frames import Append, Appended
@@ -85,7 +86,7 @@ class SealingCluster:
             await asyncio.sleep(0.05)
 
     async def route(self) -> Route:
-        return (await self.meta.subject("s")).route
+        return (await self.meta.call(endpoints.SUBJECT, subject="s")).route
 
     async def on(self, group: str) -> Partition:
         """The open partition of a broker group."""
@@ -97,7 +98,7 @@ class SealingCluster:
         return partition
 
     async def begin(self, ask: Reshape) -> OperationView:
-        (view,) = (await self.meta.reshape(ask)).operations
+        (view,) = (await self.meta.call(endpoints.RESHAPE, ask)).operations
         return view
 
     async def until(self, view: OperationView, state: OperationState) -> OperationView:
@@ -109,7 +110,7 @@ class SealingCluster:
         return view
 
     async def look(self, view: OperationView) -> OperationView:
-        operations = (await self.meta.operations("s")).operations
+        operations = (await self.meta.call(endpoints.OPERATIONS, subject="s")).operations
         return next(
             operation for operation in operations if operation.operation_id == view.operation_id
         )
@@ -215,7 +216,7 @@ async def test_no_parent_is_sealed_when_one_cannot_be(house: SealingCluster):
     assert view.state is OperationState.PLAN
     assert f"partition {broken.partition_id} on 'g2' cannot be sealed" in view.problem
     assert await house.takes_messages(healthy)
-    canceled = await house.meta.cancel_operation(view.operation_id)
+    canceled = await house.meta.call(endpoints.CANCEL_OPERATION, id=view.operation_id)
     assert canceled.state is OperationState.CANCELED
     assert await house.takes_messages(healthy)
     move = Reshape(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from keylane.outbox import Outbox, OutboxSettings, outbox_status, purge_failed, redrive_failed
+from keylane.protocol import endpoints
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.routing import logical_partition
 from keylane.rpc.client import BrokerClient, MetaClient
@@ -63,7 +64,7 @@ async def test_rows_that_may_be_lost_fail_and_halt_their_key(
                         await asyncio.sleep(0.05)
                 cluster.brokers[1].kill()
                 await silent(meta, "g2")
-                await meta.reshape(LOSE)
+                await meta.call(endpoints.RESHAPE, LOSE)
                 async with asyncio.timeout(40):
                     while not (status := await outbox.status()).failed:
                         await asyncio.sleep(0.1)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from keylane import Admin, Consumer, Message, Producer
+from keylane.protocol import endpoints
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.control import PartitionStatus
 from keylane.protocol.limits import ACK_RANGES_MAX
@@ -49,7 +50,7 @@ class ParkedBrokers:
 
     async def partitions(self) -> dict[int, BrokerClient]:
         """Every partition with the client of its broker, by id."""
-        history = await self._meta.history(self._subject)
+        history = await self._meta.call(endpoints.HISTORY, subject=self._subject)
         return {
             int(part.partition.partition_id): BrokerClient(
                 self._network, str(part.partition.address)
@@ -61,16 +62,21 @@ class ParkedBrokers:
         """What the group has parked, by partition; frozen ones are left out."""
         lists = {}
         for number, broker in (await self.partitions()).items():
-            status: PartitionStatus = await broker.partition(number)
+            status: PartitionStatus = await broker.control(endpoints.PARTITION, id=number)
             if any(known.group == group for known in status.groups):
-                page = await broker.parked(number, group)
+                page = await broker.control(
+                    endpoints.PARKED, query={"count": 1000, "group": group}, id=number
+                )
                 if page.keys and not page.frozen:
                     lists[number] = page
         return lists
 
     async def kept(self, number: int, group: str = "g") -> int:
         """Parked messages that a partition keeps for its children."""
-        page = await (await self.partitions())[number].parked(number, group)
+        broker = (await self.partitions())[number]
+        page = await broker.control(
+            endpoints.PARKED, query={"group": group, "count": 1000}, id=number
+        )
         return sum(key.messages for key in page.keys)
 
     async def count(self) -> int:
@@ -82,7 +88,11 @@ class ParkedBrokers:
         for number, page in (await self.parked()).items():
             if any(view.key_hex == key.hex() for view in page.keys):
                 broker = (await self.partitions())[number]
-                await broker.change_parked(number, ChangeParkedKey(group="g", key_hex=key.hex()))
+                await broker.control(
+                    endpoints.CHANGE_PARKED,
+                    ChangeParkedKey(group="g", key_hex=key.hex()),
+                    id=number,
+                )
 
 
 @asynccontextmanager
@@ -379,7 +389,9 @@ async def test_dead_letter_is_set_aside_alone(shared_cluster: Cluster):
         ((number, page),) = (await brokers.parked()).items()
         assert [(view.key_hex, view.messages) for view in page.keys] == [(None, 1)]
         broker = (await brokers.partitions())[number]
-        await broker.change_parked(number, ChangeParkedKey(group="g", key_hex=None))
+        await broker.control(
+            endpoints.CHANGE_PARKED, ChangeParkedKey(group="g", key_hex=None), id=number
+        )
         await eventually(lambda: handler.handled[b"bad"] == [1, 0])
         while await brokers.parked():
             await asyncio.sleep(0.05)

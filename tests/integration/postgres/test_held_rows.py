@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
+from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, Grants, Heartbeat, Join
 from keylane.protocol.http.at_once import HeartbeatNews, Heartbeats
 from keylane.rpc.client import MetaClient
@@ -35,10 +36,12 @@ class HeldRows:
         self._engine = create_async_engine(url, poolclass=sa.NullPool)
 
     async def join(self, session: str, group: str, *, ttl_ms: int = TTL_MS) -> None:
-        await self.meta.join(Join(subject="s", group=group, session=session, ttl_ms=ttl_ms))
+        await self.meta.call(
+            endpoints.JOIN, Join(subject="s", group=group, session=session, ttl_ms=ttl_ms)
+        )
 
     async def news(self, asks: Heartbeats) -> dict[str, HeartbeatNews]:
-        answers = await self.meta.heartbeats(asks, wait_ms=0, timeout_ms=10_000)
+        answers = await self.meta.call(endpoints.HEARTBEATS, asks, wait_ms=0, timeout_ms=10_000)
         return {news.session: news for news in answers.news}
 
     async def forget_told(self) -> None:
@@ -83,11 +86,11 @@ async def test_session_is_renewed_when_the_row_of_another_one_is_held(rows: Held
     for session, group in ((HELD, "g"), (FREE, "h")):
         await rows.join(session, group)
     async with rows.held(f"sessions WHERE session = '{HELD}'"):
-        late = asyncio.create_task(rows.meta.heartbeat(Heartbeat(session=HELD)))
+        late = asyncio.create_task(rows.meta.call(endpoints.HEARTBEAT, Heartbeat(session=HELD)))
         await asyncio.sleep(0.1)
         async with asyncio.timeout(LIMIT_S):
             for _ in range(3):
-                await rows.meta.heartbeat(Heartbeat(session=FREE))
+                await rows.meta.call(endpoints.HEARTBEAT, Heartbeat(session=FREE))
         assert not late.done()
     assert isinstance(await late, Grants)
 
@@ -115,7 +118,7 @@ async def test_lost_consumer_is_replaced_when_the_row_of_another_group_is_held(r
     await rows.join(FREE, "h", ttl_ms=SHORT_TTL_MS)
     await rows.join(SECOND, "h")
     async with rows.held("groups WHERE name = 'g'"), asyncio.timeout(LIMIT_S):
-        while not (await rows.meta.heartbeat(Heartbeat(session=SECOND))).grants:
+        while not (await rows.meta.call(endpoints.HEARTBEAT, Heartbeat(session=SECOND))).grants:
             await asyncio.sleep(0.1)
 
 
@@ -127,13 +130,15 @@ async def test_session_is_renewed_when_many_of_a_held_group_have_news(rows: Held
     await rows.join(FREE, "h")
     async with rows.held("groups WHERE name = 'g'"):
         late = [
-            asyncio.create_task(rows.meta.heartbeat(Heartbeat(session=each, unreached=("left",))))
+            asyncio.create_task(
+                rows.meta.call(endpoints.HEARTBEAT, Heartbeat(session=each, unreached=("left",)))
+            )
             for each in many
         ]
         await asyncio.sleep(0.2)
         async with asyncio.timeout(LIMIT_S):
             for _ in range(3):
-                await rows.meta.heartbeat(Heartbeat(session=FREE))
+                await rows.meta.call(endpoints.HEARTBEAT, Heartbeat(session=FREE))
     await asyncio.gather(*late, return_exceptions=True)
 
 

@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from keylane import Producer
+from keylane.protocol import endpoints
 from keylane.protocol.control import Retention
 from keylane.protocol.errors import (
     CheckpointMismatchError,
@@ -410,7 +411,9 @@ async def removed(cluster: Cluster, subject: str) -> None:
         async with meta_of(cluster) as meta, asyncio.timeout(60):
             (partition,) = (await meta.route(subject)).partitions
             broker = BrokerClient(network, str(partition.address))
-            while not (await broker.partition(partition.partition_id)).first_offset:
+            while not (
+                await broker.control(endpoints.PARTITION, id=partition.partition_id)
+            ).first_offset:
                 await asyncio.sleep(0.05)
     finally:
         await network.close()
@@ -462,7 +465,7 @@ async def expired(cluster: Cluster, subject: str, partition_id: int) -> None:
         while True:
             states = {
                 past.partition.partition_id: past.partition.state
-                for past in (await meta.history(subject)).partitions
+                for past in (await meta.call(endpoints.HISTORY, subject=subject)).partitions
             }
             if states[partition_id] is PartitionState.EXPIRED:
                 return

@@ -14,6 +14,7 @@ import pytest
 
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
+from keylane.protocol import endpoints
 from keylane.protocol.control import OwnerView, PartitionStatus, Retention
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.routing import PartitionState, Route
@@ -76,9 +77,12 @@ def lost(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lost]:
 
 
 async def resize(meta: MetaClient, subject: str, partitions: int) -> None:
-    await meta.reshape(Reshape(kind=OperationKind.RESIZE, subject=subject, partitions=partitions))
+    await meta.call(
+        endpoints.RESHAPE,
+        Reshape(kind=OperationKind.RESIZE, subject=subject, partitions=partitions),
+    )
     for _ in range(500):
-        (latest, *_) = (await meta.operations(subject)).operations
+        (latest, *_) = (await meta.call(endpoints.OPERATIONS, subject=subject)).operations
         if latest.state is OperationState.DONE:
             return
         await asyncio.sleep(0.02)
@@ -129,7 +133,7 @@ async def owners_of_open_partitions(meta: MetaClient) -> list[OwnerView]:
     while True:
         owners = [
             owner
-            for owner in (await meta.group("flights", "g")).owners
+            for owner in (await meta.call(endpoints.GROUP, subject="flights", group="g")).owners
             if owner.partition.state is PartitionState.OPEN
         ]
         if owners and all(owner.session for owner in owners):
@@ -185,7 +189,7 @@ async def test_clients_continue_over_a_rebuilt_database(lost: Lost) -> None:
         send(1_000)
         await eventually(lambda: len(handled) >= 2_000)
         route_before = await meta.route("flights")
-        owners_before = (await meta.group("flights", "g")).owners
+        owners_before = (await meta.call(endpoints.GROUP, subject="flights", group="g")).owners
         cursors_before = await at_brokers(cluster)
 
         lost.lose()
@@ -205,7 +209,7 @@ async def test_clients_continue_over_a_rebuilt_database(lost: Lost) -> None:
     assert lasting(route) == lasting(route_before)
     assert route.version > route_before.version
     assert min(owner.token for owner in owners) > max(owner.token for owner in owners_before)
-    assert (await meta.subject("flights")).retention is Retention.TIME
+    assert (await meta.call(endpoints.SUBJECT, subject="flights")).retention is Retention.TIME
     assert_progress_is_kept(cursors_before, await at_brokers(cluster))
 
     verified = lost.keylane("meta", "verify", "--meta", cluster.meta, "--output=json")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
+from keylane.protocol import endpoints
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
@@ -71,5 +72,5 @@ async def test_cluster_continues_without_a_removed_broker(cluster: Cluster, tmp_
     for message in handled:
         by_key.setdefault(message.key, []).append(int(message.value))
     assert by_key == {b"%d" % key: list(range(key, 120, 8)) for key in range(8)}
-    assert [check for check in (await meta.verify()).checks if check.violations] == []
+    assert [check for check in (await meta.call(endpoints.VERIFY)).checks if check.violations] == []
     await network.close()

@@ -9,6 +9,7 @@ import pytest
 
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
+from keylane.protocol import endpoints
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.routing import Partition
 from keylane.rpc.client import BrokerClient, MetaClient
@@ -33,7 +34,7 @@ async def moved(cluster: Cluster, network: HttpNetwork, partition: Partition) ->
     (child,) = done.children
     broker = BrokerClient(network, cluster.brokers[at[target]].address)
     for _ in range(600):
-        if (await broker.partition(child.partition_id)).groups:
+        if (await broker.control(endpoints.PARTITION, id=child.partition_id)).groups:
             return child
         await asyncio.sleep(0.05)
     raise AssertionError(child)
@@ -79,5 +80,5 @@ async def test_backlog_behind_an_empty_partition_is_handled_first(
     assert seen == list(range(seen[0], BACKLOG + LATER))
     assert seen[0] <= 5
     meta = MetaClient(network, [cluster.meta])
-    assert [check for check in (await meta.verify()).checks if check.violations] == []
+    assert [check for check in (await meta.call(endpoints.VERIFY)).checks if check.violations] == []
     await network.close()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
+from keylane.protocol import endpoints
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.protocol.routing import ConsumeStrategy
 from keylane.rpc.client import MetaClient
@@ -42,14 +43,18 @@ async def test_shared_group_continues_from_its_cursor_after_a_rebuild(tmp_path: 
             for number in range(20):
                 await producer.send("s", b"%d" % number, key=b"%d" % number)
             await eventually(lambda: len(handled) == 20, seconds=60)
-        await meta.reset_group("s", "g", ResetGroup(to=ResetTo.EARLIEST))
+        await meta.call(
+            endpoints.RESET_GROUP, ResetGroup(to=ResetTo.EARLIEST), subject="s", group="g"
+        )
 
         await rebuild_lost_database(cluster, tmp_path)
 
         handled.clear()
         async with consumer():
             await eventually(lambda: len({message.value for message in handled}) == 20, seconds=60)
-        assert (await meta.group("s", "g")).strategy is ConsumeStrategy.SHARED
+        assert (
+            await meta.call(endpoints.GROUP, subject="s", group="g")
+        ).strategy is ConsumeStrategy.SHARED
     finally:
         await network.close()
         cluster.stop()

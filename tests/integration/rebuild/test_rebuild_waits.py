@@ -10,6 +10,7 @@ import pytest
 
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
+from keylane.protocol import endpoints
 from keylane.protocol.control import Heartbeat, Join
 from keylane.protocol.errors import GroupBusyError, NotSentError
 from keylane.protocol.frames import Acquire
@@ -35,8 +36,10 @@ async def test_rebuilt_group_is_granted_nothing_before_an_old_session_has_ended(
     network = HttpNetwork()
     try:
         meta = MetaClient(network, [cluster.meta])
-        await meta.join(Join(subject="s", group="g", session=OLD, ttl_ms=TTL_MS))
-        (grant,) = (await meta.heartbeat(Heartbeat(session=OLD), timeout_ms=60_000)).grants
+        await meta.call(endpoints.JOIN, Join(subject="s", group="g", session=OLD, ttl_ms=TTL_MS))
+        (grant,) = (
+            await meta.call(endpoints.HEARTBEAT, Heartbeat(session=OLD), timeout_ms=60_000)
+        ).grants
         broker = BrokerClient(network, grant.partition.address)
         ask = Acquire(grant.partition.partition_id, "g", OLD, grant.token, TTL_MS)
         await broker.call(ask)
@@ -84,6 +87,8 @@ async def reset(meta: MetaClient) -> None:
     async with asyncio.timeout(60):
         while True:
             try:
-                await meta.reset_group("s", "g", ResetGroup(to=ResetTo.EARLIEST))
+                await meta.call(
+                    endpoints.RESET_GROUP, ResetGroup(to=ResetTo.EARLIEST), subject="s", group="g"
+                )
             except NotSentError:
                 await asyncio.sleep(0.1)

@@ -12,6 +12,7 @@ import pytest
 
 from keylane import Admin, Consumer, Message, Producer, QueueReader
 from keylane.consumer import ConsumerSettings
+from keylane.protocol import endpoints
 from keylane.protocol.errors import (
     FencedError,
     GroupBusyError,
@@ -77,7 +78,9 @@ async def handle(cluster: Cluster, subject: str, count: int) -> list[bytes]:
 
 async def reset(cluster: Cluster, subject: str, to: ResetTo, **more: Any) -> GroupReset:
     async with meta_of(cluster) as meta:
-        return await meta.reset_group(subject, "g", ResetGroup(to=to, **more))
+        return await meta.call(
+            endpoints.RESET_GROUP, ResetGroup(to=to, **more), subject=subject, group="g"
+        )
 
 
 async def test_reset_goes_to_any_segment_and_to_the_end(shared_cluster: Cluster):
@@ -222,11 +225,18 @@ async def test_reset_is_refused_while_a_consumer_lives(shared_cluster: Cluster):
             held = await consumer.getmany(max_records=5)
             await held[0].ack()
             with pytest.raises(GroupBusyError):
-                await meta.reset_group("busy", "g", ResetGroup(to=ResetTo.LATEST))
+                await meta.call(
+                    endpoints.RESET_GROUP, ResetGroup(to=ResetTo.LATEST), subject="busy", group="g"
+                )
             session, token = held[0].delivery.session, held[0].fencing_token
             partition_id = held[0].partition_id
         assert (await reader.progress(0, "g")).cursor == 1
-        await meta.reset_group("busy", "g", ResetGroup(to=ResetTo.OFFSET, offset=3, queue=0))
+        await meta.call(
+            endpoints.RESET_GROUP,
+            ResetGroup(to=ResetTo.OFFSET, offset=3, queue=0),
+            subject="busy",
+            group="g",
+        )
         place = next(
             segment.partition
             for segment in (await reader.queues())[0].segments
@@ -238,7 +248,9 @@ async def test_reset_is_refused_while_a_consumer_lives(shared_cluster: Cluster):
             with pytest.raises(FencedError):
                 await broker.call(Ack(partition_id, "g", session, token, ((0, 9),)))
             with pytest.raises(FencedError):
-                await broker.set_cursor(partition_id, SetCursor(group="g", token=1, cursor=0))
+                await broker.control(
+                    endpoints.SET_CURSOR, SetCursor(group="g", token=1, cursor=0), id=partition_id
+                )
         finally:
             await broker.close()
             await network.close()
@@ -265,12 +277,17 @@ async def test_bad_reset_is_refused(shared_cluster: Cluster):
             ("other", "g", {"to": ResetTo.OFFSET, "offset": 2**63, "partition_id": 1}, InvalidRequestError),
         ):  # fmt: skip
             with pytest.raises(error):
-                await meta.reset_group(subject, group, ResetGroup(**ask))
-        view = await meta.group("wrong", "g")
-        await meta.reset_group("wrong", "g", ResetGroup(to=ResetTo.LATEST))
-        assert max(owner.token for owner in (await meta.group("wrong", "g")).owners) > max(
-            owner.token for owner in view.owners
+                await meta.call(
+                    endpoints.RESET_GROUP, ResetGroup(**ask), subject=subject, group=group
+                )
+        view = await meta.call(endpoints.GROUP, subject="wrong", group="g")
+        await meta.call(
+            endpoints.RESET_GROUP, ResetGroup(to=ResetTo.LATEST), subject="wrong", group="g"
         )
+        assert max(
+            owner.token
+            for owner in (await meta.call(endpoints.GROUP, subject="wrong", group="g")).owners
+        ) > max(owner.token for owner in view.owners)
 
 
 @pytest.mark.crash
@@ -302,7 +319,7 @@ async def brokers_known(cluster: Cluster, ask: ResetGroup) -> GroupReset:
         until = time.monotonic() + 60
         while True:
             try:
-                return await meta.reset_group("cut", "g", ask)
+                return await meta.call(endpoints.RESET_GROUP, ask, subject="cut", group="g")
             except (NotSentError, GroupBusyError):
                 assert time.monotonic() < until
                 await asyncio.sleep(0.05)
@@ -318,7 +335,7 @@ async def test_reset_is_refused_or_unfinished_when_a_broker_does_not_answer(clus
     async with meta_of(cluster) as meta, QueueReader(cluster.meta, subject="cut") as reader:
         broker.kill()
         with pytest.raises(NotSentError, match="nothing was changed"):
-            await meta.reset_group("cut", "g", ask)
+            await meta.call(endpoints.RESET_GROUP, ask, subject="cut", group="g")
         restart_to_die_at_its_next_sync(broker)
         assert await lag(reader) == 0
         with pytest.raises(ResetUnfinishedError) as unfinished:

@@ -9,6 +9,7 @@ import pytest
 
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
+from keylane.protocol import endpoints
 from keylane.protocol.errors import NotSentError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.progress import GroupReset, ResetGroup, ResetTo
@@ -46,9 +47,11 @@ async def test_reset_leaves_out_abandoned_partitions_on_a_silent_broker(tmp_path
             cluster.brokers[1].kill()
             await silent(meta, "g2")
             with pytest.raises(NotSentError):
-                await meta.reset_group("s", "g", ResetGroup(to=ResetTo.EARLIEST))
+                await meta.call(
+                    endpoints.RESET_GROUP, ResetGroup(to=ResetTo.EARLIEST), subject="s", group="g"
+                )
             ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g2", without_source=True)
-            await meta.reshape(ask)
+            await meta.call(endpoints.RESHAPE, ask)
 
             async def opened() -> bool:
                 return all(
@@ -60,8 +63,10 @@ async def test_reset_leaves_out_abandoned_partitions_on_a_silent_broker(tmp_path
                 await asyncio.sleep(0.05)
             named = ResetGroup(to=ResetTo.EARLIEST, partition_id=min(there))
             with pytest.raises(NotSentError):
-                await meta.reset_group("s", "g", named)
-            done = await meta.reset_group("s", "g", ResetGroup(to=ResetTo.EARLIEST))
+                await meta.call(endpoints.RESET_GROUP, named, subject="s", group="g")
+            done = await meta.call(
+                endpoints.RESET_GROUP, ResetGroup(to=ResetTo.EARLIEST), subject="s", group="g"
+            )
             assert set(done.left_out) == there
             assert {cursor.partition_id for cursor in done.cursors}.isdisjoint(there)
             again: list[Message] = []
@@ -81,7 +86,9 @@ async def reset_once(meta: MetaClient) -> GroupReset:
     async with asyncio.timeout(60):
         while True:
             try:
-                done = await meta.reset_group("s", "g", ResetGroup(to=ResetTo.LATEST))
+                done = await meta.call(
+                    endpoints.RESET_GROUP, ResetGroup(to=ResetTo.LATEST), subject="s", group="g"
+                )
                 if not done.left_out:
                     return done
             except NotSentError:

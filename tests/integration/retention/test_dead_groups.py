@@ -9,6 +9,7 @@ import pytest
 from keylane import Admin, Consumer, Message, Producer
 from keylane.broker.retention.loop import NOT_ACCEPTED
 from keylane.consumer import ConsumerSettings
+from keylane.protocol import endpoints
 from keylane.protocol.control import Heartbeat, Join
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.rpc.client import BrokerClient, MetaClient
@@ -47,9 +48,11 @@ async def handled(cluster: Cluster, group: str, wanted: list[bytes]) -> None:
 async def dies_when_granted(meta: MetaClient, group: str) -> None:
     """A consumer is granted what there is, and is never heard of again, by no broker ever."""
     session = group.encode().hex().rjust(16, "0")
-    await meta.join(Join(subject="orders", group=group, session=session, ttl_ms=5_000))
+    await meta.call(
+        endpoints.JOIN, Join(subject="orders", group=group, session=session, ttl_ms=5_000)
+    )
     async with asyncio.timeout(60):
-        while not (await meta.heartbeat(Heartbeat(session=session))).grants:
+        while not (await meta.call(endpoints.HEARTBEAT, Heartbeat(session=session))).grants:
             await asyncio.sleep(0.05)
 
 
@@ -115,6 +118,6 @@ async def test_lagging_group_finds_all_of_a_moved_partition(cluster: Cluster):
     await handled(cluster, "alive", second)
     await cleaned(cluster)
     await handled(cluster, "dead", first + second)
-    checks = (await meta.verify()).checks
+    checks = (await meta.call(endpoints.VERIFY)).checks
     assert not [check.violations for check in checks if check.violations]
     await network.close()

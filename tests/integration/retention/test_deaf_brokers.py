@@ -11,6 +11,7 @@ import pytest
 from keylane.metaserver.cluster import heard
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
+from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, Join
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.rpc.client import MetaClient
@@ -24,8 +25,12 @@ async def moved(meta: MetaClient, subject: str, to: str) -> None:
     """A new subject's partitions are continued elsewhere."""
     view = await meta.create_subject(CreateSubject(subject=subject, partitions=2 * PARTITIONS))
     ids = tuple(partition.partition_id for partition in view.route.partitions)
-    await meta.reshape(Reshape(kind=OperationKind.MOVE, partition_ids=ids, broker_group=to))
-    while (await meta.operations(subject)).operations[0].state is not OperationState.DONE:
+    await meta.call(
+        endpoints.RESHAPE, Reshape(kind=OperationKind.MOVE, partition_ids=ids, broker_group=to)
+    )
+    while (await meta.call(endpoints.OPERATIONS, subject=subject)).operations[
+        0
+    ].state is not OperationState.DONE:
         await asyncio.sleep(0.02)
 
 
@@ -57,7 +62,9 @@ async def test_broker_that_refuses_a_group_blocks_no_other(
             await moved(meta, "second", "c")
             assert max(deaf.hosted) < min(hearing.hosted)
             for subject, letter in (("first", "b"), ("second", "c")):
-                await meta.join(Join(subject=subject, group="g", session=letter * 16))
+                await meta.call(
+                    endpoints.JOIN, Join(subject=subject, group="g", session=letter * 16)
+                )
             while hearing.known != {partition_id: {"g"} for partition_id in hearing.hosted}:
                 await asyncio.sleep(0.05)
             assert deaf.known == {}
@@ -83,7 +90,7 @@ async def test_broker_that_asks_for_the_groups_of_a_partition_is_told(tmp_path: 
         async with asyncio.timeout(60):
             for subject in ("empty", "read"):
                 await meta.create_subject(CreateSubject(subject=subject, partitions=2))
-            await meta.join(Join(subject="read", group="g", session="d" * 16))
+            await meta.call(endpoints.JOIN, Join(subject="read", group="g", session="d" * 16))
             assert broker.known == {3: {"g"}, 4: {"g"}}
             broker.known.clear()
             broker.untold = {1, 2, 3, 99}

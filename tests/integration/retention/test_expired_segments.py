@@ -10,6 +10,7 @@ import pytest
 
 from keylane import Consumer, Message, Producer, QueueReader
 from keylane.consumer import ConsumerSettings
+from keylane.protocol import endpoints
 from keylane.protocol.errors import OffsetOutOfRangeError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.routing import PartitionState
@@ -81,7 +82,7 @@ async def test_queue_continues_behind_expired_head_segments(cluster: Cluster):
         assert [message.logic_offset for message in slice_.messages] == list(
             range(5, 5 + len(slice_.messages))
         )
-        history = (await meta.history("aged")).partitions
+        history = (await meta.call(endpoints.HISTORY, subject="aged")).partitions
         assert [entry.partition.state for entry in history] == [
             PartitionState.EXPIRED,
             PartitionState.EXPIRED,
@@ -95,7 +96,7 @@ async def test_queue_continues_behind_expired_head_segments(cluster: Cluster):
             ):
                 await eventually(lambda late=late: len(late) == 3)
             assert [message.logic_offset for message in late] == [5, 6, 7]
-        checks = (await meta.verify()).checks
+        checks = (await meta.call(endpoints.VERIFY)).checks
         assert not [json.dumps(check.violations) for check in checks if check.violations]
     await network.close()
 
@@ -116,7 +117,7 @@ async def test_segments_that_a_group_has_not_read_are_kept(cluster: Cluster):
         later = (await reader.queues())[0].segments[1].partition
         broker = BrokerClient(network, later.address)
         until = time.monotonic() + 60
-        while not (await broker.partition(later.partition_id)).groups:
+        while not (await broker.control(endpoints.PARTITION, id=later.partition_id)).groups:
             assert time.monotonic() < until, "its broker has not heard of the group"
             await asyncio.sleep(0.05)
         await network.close()

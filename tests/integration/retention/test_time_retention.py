@@ -11,6 +11,7 @@ from keylane import Admin, Consumer, Message, Producer
 from keylane.cli.commands.group.describe import describe_group
 from keylane.cli.options import OutputFormat
 from keylane.consumer import ConsumerSettings
+from keylane.protocol import endpoints
 from keylane.protocol.control import Join, Retention
 from keylane.protocol.errors import GroupUnknownError, OverloadedError
 from keylane.protocol.frames import Acquire
@@ -33,7 +34,9 @@ async def removed(partition: Partition) -> None:
     broker = BrokerClient(network, partition.address)
     try:
         async with asyncio.timeout(60):
-            while (await broker.partition(partition.partition_id)).first_offset < 2:
+            while (
+                await broker.control(endpoints.PARTITION, id=partition.partition_id)
+            ).first_offset < 2:
                 await asyncio.sleep(0.05)
     finally:
         await broker.close()
@@ -103,7 +106,7 @@ async def test_every_group_is_counted_when_messages_are_removed_before_it_pulled
         await admin.create_group("unread", "timed", start="time", at_ms=1)
         network = HttpNetwork()
         meta = MetaClient(network, [cluster.meta])
-        await meta.join(Join(subject="unread", group="joined", session="a" * 16))
+        await meta.call(endpoints.JOIN, Join(subject="unread", group="joined", session="a" * 16))
         await network.close()
         for _ in range(COUNT):
             await producer.send("unread", bytes(1_000), key=b"k")
@@ -145,7 +148,9 @@ async def test_group_that_a_client_made_at_a_broker_is_deleted_by_an_operator(cl
             await admin.create_group("haunted", "ghost7")
             await admin.delete_group("haunted", "ghost7")
         async with asyncio.timeout(30):
-            while "ghost7" in [each.group for each in (await broker.partition(number)).groups]:
+            while "ghost7" in [
+                each.group for each in (await broker.control(endpoints.PARTITION, id=number)).groups
+            ]:
                 await asyncio.sleep(0.05)
         await broker.call(Acquire(number, "late", "a" * 16, 1, 1_000))
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from keylane.protocol import endpoints
 from keylane.protocol.progress import KnowGroups, TellGroups, TellPartition
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
@@ -25,9 +26,9 @@ async def test_partitions_know_their_groups_when_one_of_the_call_is_unknown(
             know = KnowGroups(groups=("a", "b"), complete=True)
             ids = (UNKNOWN, partition.partition_id)
             told = tuple(TellPartition(partition_id=each, know=know) for each in ids)
-            answer = await broker.tell_groups(TellGroups(partitions=told))
+            answer = await broker.control(endpoints.TELL_GROUPS, TellGroups(partitions=told))
             assert [left.partition_id for left in answer.not_told] == [UNKNOWN]
-            status = await broker.partition(partition.partition_id)
+            status = await broker.control(endpoints.PARTITION, id=partition.partition_id)
             assert sorted(group.group for group in status.groups) == ["a", "b"]
             assert status.groups_told
     finally:

@@ -11,6 +11,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 import keylane.arrow
 from keylane import Producer
 from keylane.errors import HiddenTakenError
+from keylane.protocol import endpoints
 from keylane.protocol.control import DeleteSubject
 from keylane.protocol.ids import Subject
 from keylane.protocol.operations import OperationKind, Reshape
@@ -85,18 +86,18 @@ async def test_cut_deletes_no_subject_that_another_job_has_made_under_its_name(
     """The empty one that it found is deleted by hand, and another job fills a new one, before it deletes."""
     await file_cluster.create("cut", partitions=2)
     options = WriteOptions(meta=(file_cluster.meta,), subject=Subject("cut"), timeout_ms=5_000)
-    delete_now, made = MetaClient.delete_subject, []
+    call_now, made = MetaClient.call, []
 
-    async def delete_late(client: MetaClient, subject: str, ask: DeleteSubject):
-        if not made:
-            made.append(subject)
-            await delete_now(client, subject, DeleteSubject(force=True))
+    async def delete_late(client: MetaClient, endpoint, body=None, **more):
+        if endpoint is endpoints.DELETE_SUBJECT and not made:
+            made.append(more["subject"])
+            await call_now(client, endpoint, DeleteSubject(force=True), **more)
             await HiddenSubject(network, options, "cut.new", filled_by="another").make()
             async with Producer(file_cluster.meta) as producer:
                 await producer.send("cut.new", b"row", key=b"k")
-        return await delete_now(client, subject, ask)
+        return await call_now(client, endpoint, body, **more)
 
-    monkeypatch.setattr(MetaClient, "delete_subject", delete_late)
+    monkeypatch.setattr(MetaClient, "call", delete_late)
     network = HttpNetwork()
     try:
         subject = HiddenSubject(network, options, "cut.new", filled_by="this")

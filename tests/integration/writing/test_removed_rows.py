@@ -10,6 +10,7 @@ import pytest
 
 import keylane.arrow
 from keylane.errors import RowsRemovedError
+from keylane.protocol import endpoints
 from keylane.protocol.control import PartitionStatus, Retention
 from keylane.protocol.ids import PartitionId
 from keylane.rpc.client import BrokerClient
@@ -43,7 +44,7 @@ async def restarted(cluster: Cluster) -> tuple[str, PartitionStatus]:
         async with asyncio.timeout(60):
             while True:
                 waits = (await client.health()).details["retention"]
-                status = await client.partition(ROWS_ARE_IN)
+                status = await client.control(endpoints.PARTITION, id=ROWS_ARE_IN)
                 if status.first_offset or "should be removed" in waits:
                     return waits, status
                 await asyncio.sleep(0.05)

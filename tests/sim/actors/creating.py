@@ -10,6 +10,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
+from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject
 from keylane.protocol.errors import CreationFailedError, KeylaneError
 from keylane.protocol.operations import Cordon
@@ -81,7 +82,9 @@ class Creator:
             try:
                 for other in self._world.brokers:  # it may have been evacuated before
                     if other is not dead:
-                        await self._meta.cordon(other.group, Cordon(cordoned=False))
+                        await self._meta.call(
+                            endpoints.CORDON, Cordon(cordoned=False), group=other.group
+                        )
                 await self._meta.create_subject(ask)
                 return await self._meta.route(SECOND)
             except CreationFailedError:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from keylane.broker.store.store import Store
+from keylane.protocol import endpoints
 from keylane.protocol.errors import AcceptedAsLostError, KeylaneError
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.rpc.client import MetaClient
@@ -86,11 +87,11 @@ class Loser:
             await asyncio.sleep(0.2 + 0.8 * self._rng.random())
             try:
                 await uncordon_all_but(self._world.brokers, broker, self._meta)
-                answer = await self._meta.reshape(ask)
+                answer = await self._meta.call(endpoints.RESHAPE, ask)
                 self._world.trace(f"loss: {answer!r}")
                 for busy in answer.busy:
                     if "cancel it" in busy.problem:
-                        await self._meta.cancel_operation(busy.operation_id)
+                        await self._meta.call(endpoints.CANCEL_OPERATION, id=busy.operation_id)
                 if not answer.busy and not answer.operations and await self._nothing_runs():
                     return
             except (
@@ -101,7 +102,9 @@ class Loser:
     async def _nothing_runs(self) -> bool:
         return all(
             operation.state in ENDED
-            for operation in (await self._meta.operations(SUBJECT)).operations
+            for operation in (
+                await self._meta.call(endpoints.OPERATIONS, subject=SUBJECT)
+            ).operations
         )
 
     # ── what the database says ────────────────────────────────────────────────────────────────────────

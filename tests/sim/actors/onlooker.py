@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from keylane.consumer.reading.reader import Reader
+from keylane.protocol import endpoints
 from keylane.protocol.errors import UnreachableError
 from keylane.protocol.message import Message
 from keylane.protocol.operations import PartitionHistory
@@ -27,7 +28,7 @@ async def read_everything(meta: MetaClient, addresses: Sequence[str], subject: s
     left = TRIES
     while True:
         try:
-            history = (await meta.history(subject)).partitions
+            history = (await meta.call(endpoints.HISTORY, subject=subject)).partitions
             async with SmallReader(addresses, subject, call_timeout_ms=1_000) as reader:
                 messages = [message async for message in reader]
             return disorder_of(messages, ancestors_of(history))

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from keylane.checker.events import Served
+from keylane.protocol import endpoints
 from keylane.protocol.batch import batch_starts
 from keylane.protocol.errors import Fate, KeylaneError, RetryRule
 from keylane.protocol.operations import Cordon, OperationKind, Reshape
@@ -52,7 +53,7 @@ async def uncordon(broker_group: str, meta: MetaClient) -> None:
     """Give a broker group new partitions again, asking until it is done."""
     while True:
         try:
-            await meta.cordon(broker_group, Cordon(cordoned=False))
+            await meta.call(endpoints.CORDON, Cordon(cordoned=False), group=broker_group)
             return
         except KeylaneError:
             await asyncio.sleep(0.3)
@@ -64,7 +65,7 @@ async def uncordon_all_but(
     """Let the other broker groups take the partitions of the one that is evacuated."""
     for broker in brokers:
         if broker is not left_out:
-            await meta.cordon(broker.group, Cordon(cordoned=False))
+            await meta.call(endpoints.CORDON, Cordon(cordoned=False), group=broker.group)
 
 
 def draw_reset(world: World, rng: random.Random) -> ResetGroup:
@@ -168,7 +169,7 @@ class Operator:
         while world.loop.now < until and not world.faults.healed:
             try:
                 await uncordon_all_but(world.brokers, broker, self._meta)
-                answer = await self._meta.reshape(ask)
+                answer = await self._meta.call(endpoints.RESHAPE, ask)
             except (
                 KeylaneError
             ) as error:  # the broker still answers, or an earlier operation still runs
@@ -215,7 +216,9 @@ class Operator:
             for consumer in self._consumers(group):
                 consumer.leave()
             try:
-                answer = await self._meta.reset_group(SUBJECT, group, ask)
+                answer = await self._meta.call(
+                    endpoints.RESET_GROUP, ask, subject=SUBJECT, group=group
+                )
             except KeylaneError as error:
                 world.trace(f"not set: {error!r}")
                 gone = error.retry in {RetryRule.NEVER, RetryRule.AFTER_NEW_ROUTE}

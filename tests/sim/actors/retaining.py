@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from keylane.protocol import endpoints
 from keylane.protocol.control import Heartbeat, Join
 from keylane.protocol.errors import KeylaneError
 from keylane.rpc.client import MetaClient
@@ -72,9 +73,9 @@ class DeadGroupHost(ConsumerHost):
             subject=SUBJECT, group=self.group, session=session, ttl_ms=self._settings.ttl_ms
         )
         try:
-            await meta.join(ask)
+            await meta.call(endpoints.JOIN, ask)
             beat = Heartbeat(session=session, known_version=version, wait_ms=300)
-            return bool((await meta.heartbeat(beat)).grants)
+            return bool((await meta.call(endpoints.HEARTBEAT, beat)).grants)
         except KeylaneError:
             return False
 
@@ -84,7 +85,7 @@ async def verify_on_the_way(world: World, meta: MetaClient) -> None:
     while not world.faults.healed:
         await asyncio.sleep(LOOK_S)
         try:
-            seen = await meta.verify()
+            seen = await meta.call(endpoints.VERIFY)
         except KeylaneError:
             continue
         for check in seen.checks:

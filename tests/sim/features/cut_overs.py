@@ -17,6 +17,7 @@ import pyarrow as pa
 from keylane.broker.partition.partition import HostedPartition
 from keylane.checker.findings import Findings
 from keylane.consumer.reading.reader import Reader
+from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, DeleteSubject
 from keylane.protocol.errors import (
     FlushFailedError,
@@ -148,7 +149,9 @@ class CutOvers(Feature):
         await self._until_done(
             lambda: self._meta.create_subject(CreateSubject(subject=CUT, partitions=count))
         )
-        await self._until_done(lambda: self._meta.create_group(CUT, GROUP, CreateGroup()))
+        await self._until_done(
+            lambda: self._meta.call(endpoints.CREATE_GROUP, CreateGroup(), subject=CUT, group=GROUP)
+        )
         self._since = len(self.world.history)
         self._made = True
         self._stand_still(False)
@@ -251,9 +254,9 @@ class CutOvers(Feature):
 
             async def held(number: int = number) -> Any:
                 broker = await self._broker_of(number)
-                status = await broker.partition(number)
+                status = await broker.control(endpoints.PARTITION, id=number)
                 body = SetHold(job="cut", from_offset=status.first_offset, ttl_ms=HOLD_MS)
-                await broker.hold(number, body)
+                await broker.control(endpoints.HOLD, body, id=number)
                 return status.first_offset, status.next_offset
 
             while True:
@@ -422,12 +425,15 @@ class CutOvers(Feature):
         """
         try:
             answer: Publication = await self._until_done(
-                lambda: self._meta.publish_subject(round_.hidden, ask), but=but
+                lambda: self._meta.call(endpoints.PUBLISH_SUBJECT, ask, subject=round_.hidden),
+                but=but,
             )
         except SubjectUnknownError:
             if not self.may_be_forgotten(asked_s):
                 raise
-            history = await self._until_done(lambda: self._meta.history(CUT))
+            history = await self._until_done(
+                lambda: self._meta.call(endpoints.HISTORY, subject=CUT)
+            )
             shown = {
                 int(each.partition.partition_id)
                 for each in history.partitions
@@ -463,8 +469,10 @@ class CutOvers(Feature):
     ) -> tuple[dict[str, dict[int, int]], list[Any], dict[int, int]]:
         """The cursors of the groups, the rows, and the ends of the hidden subject; before the cursors the groups' revisions."""
         cursors: dict[str, dict[int, int]] = {}
-        for group in (await self._meta.groups(CUT)).groups:
-            revisions[group] = (await self._meta.group(CUT, group)).revision
+        for group in (await self._meta.call(endpoints.GROUPS, subject=CUT)).groups:
+            revisions[group] = (
+                await self._meta.call(endpoints.GROUP, subject=CUT, group=group)
+            ).revision
             by_partition = cursors.setdefault(group, {})
             for number, end in round_.ends.items():
                 if end == round_.starts[number]:
@@ -495,7 +503,9 @@ class CutOvers(Feature):
     async def _delete(self, hidden: str) -> None:
         while True:
             try:
-                view = await self._meta.delete_subject(hidden, DeleteSubject(force=True))
+                view = await self._meta.call(
+                    endpoints.DELETE_SUBJECT, DeleteSubject(force=True), subject=hidden
+                )
                 if not view.left:
                     return
             except (SubjectUnknownError, SubjectDeletedError):
@@ -533,11 +543,11 @@ class CutOvers(Feature):
         raise SubjectUnknownError(f"partition {number} is in no route", subject=CUT)
 
     async def _status(self, number: int) -> Any:
-        return await (await self._broker_of(number)).partition(number)
+        return await (await self._broker_of(number)).control(endpoints.PARTITION, id=number)
 
     # ── the judge ─────────────────────────────────────────────────────────────────────────────────────
     async def look(self) -> None:
-        history = await self._meta.history(CUT)
+        history = await self._meta.call(endpoints.HISTORY, subject=CUT)
         self.lineage = {
             int(each.partition.partition_id): tuple(map(int, each.partition.parents))
             for each in history.partitions

@@ -30,6 +30,7 @@ from keylane.checker.events import (
 from keylane.checker.findings import Findings
 from keylane.consumer.client import Consumer
 from keylane.producer.client import Producer
+from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, DeleteGroup, DeleteSubject
 from keylane.protocol.errors import (
     GroupDeletedError,
@@ -164,7 +165,9 @@ class Deletions(Feature):
         asked_s = self.world.loop.now
         while True:
             try:
-                view = await self.world._operator_meta.delete_subject(DOOMED, ask)
+                view = await self.world._operator_meta.call(
+                    endpoints.DELETE_SUBJECT, ask, subject=DOOMED
+                )
                 if not view.left:
                     return
             except SubjectUnknownError:
@@ -182,7 +185,9 @@ class Deletions(Feature):
         while True:
             try:
                 ask = DeleteGroup(force=True, group_id=group_id)
-                view = await self.world._operator_meta.delete_group(DOOMED, GROUP, ask)
+                view = await self.world._operator_meta.call(
+                    endpoints.DELETE_GROUP, ask, subject=DOOMED, group=GROUP
+                )
                 group_id = view.group_id
                 if not view.left:
                     return

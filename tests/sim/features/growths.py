@@ -8,6 +8,7 @@ from typing import Any
 
 from keylane.broker.partition.partition import HostedPartition
 from keylane.checker.findings import Findings
+from keylane.protocol import endpoints
 from keylane.protocol.limits import LOGICAL_PARTITIONS
 from keylane.protocol.message import Message, Receipt
 from keylane.protocol.operations import OperationKind, Reshape
@@ -73,7 +74,7 @@ class Growths(Feature):
 
     async def look(self) -> None:
         """Ask for the queues at the end: partitions of canceled operations are in none."""
-        queues = (await self.world._operator_meta.queues(SUBJECT)).queues
+        queues = (await self.world._operator_meta.call(endpoints.QUEUES, subject=SUBJECT)).queues
         self._members = {
             int(segment.partition.partition_id) for queue in queues for segment in queue.segments
         }

@@ -16,6 +16,7 @@ from keylane.admin.group_resets import reset_group
 from keylane.broker.partition.partition import HostedPartition
 from keylane.checker.events import Ended, Granted, Resetting, Served, SetAside, Started
 from keylane.checker.findings import Findings
+from keylane.protocol import endpoints
 from keylane.protocol.errors import (
     Fate,
     GroupBusyError,
@@ -160,7 +161,9 @@ class LiveResetting(Feature):
         began = len(world.history)
         await self.pause(0.6)
         try:
-            canceled = await world._operator_meta.cancel_reset(SUBJECT, GROUP)
+            canceled = await world._operator_meta.call(
+                endpoints.CANCEL_RESET, subject=SUBJECT, group=GROUP
+            )
         except KeylaneError as error:
             world.trace(f"not canceled: {error!r}")
             return

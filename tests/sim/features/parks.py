@@ -15,6 +15,7 @@ from keylane.broker.partition.parked import Parked
 from keylane.broker.partition.partition import HostedPartition
 from keylane.checker.events import Edited, SetAside
 from keylane.checker.findings import Findings
+from keylane.protocol import endpoints
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.parked import ChangeParkedKey, ParkedView, ParkState
@@ -71,7 +72,7 @@ class ParkedKeys:
                 ask = ChangeParkedKey(group=GROUP, key_hex=view.key_hex, skip=[row])
             self.redriven += 1
             with contextlib.suppress(KeylaneError):
-                await broker.change_parked(number, ask)
+                await broker.control(endpoints.CHANGE_PARKED, ask, id=number)
 
     async def edit_some(self, problems: list[str]) -> None:
         """
@@ -107,7 +108,7 @@ class ParkedKeys:
             if self._rng.random() < 0.7:
                 with contextlib.suppress(KeylaneError):
                     ask = ChangeParkedKey(group=GROUP, key_hex=view.key_hex)
-                    await broker.change_parked(number, ask)
+                    await broker.control(endpoints.CHANGE_PARKED, ask, id=number)
 
     def _has(self, key: bytes, place: tuple[int, int]) -> bool:
         """True if this message is parked under the key, where no child has taken it over."""
@@ -124,7 +125,9 @@ class ParkedKeys:
             broker = BrokerClient(network, host.address, timeout_ms=1_000)
             for number in sorted(parked_on(host.store)) if host.running and host.store else ():
                 try:
-                    page = await broker.parked(number, GROUP)
+                    page = await broker.control(
+                        endpoints.PARKED, query={"count": 1000, "group": GROUP}, id=number
+                    )
                 except KeylaneError:
                     continue
                 self.parked += len(page.keys)

@@ -8,6 +8,7 @@ from typing import Any
 from keylane.consumer.broadcast import Broadcast
 from keylane.consumer.reading.lineage_order import LineageOrder
 from keylane.consumer.reading.reader import Reader
+from keylane.protocol import endpoints
 from keylane.protocol.offsets import AckedOffsets
 from keylane.protocol.routing import PartitionState
 from sim.mutants.mutant import Breaks, Patches
@@ -45,7 +46,7 @@ def tail_of_a_sealed_partition_is_skipped(patches: Patches) -> None:
         place = self._places[partition_id]
         broker = self._broker(place.partition)
         await real(self, partition_id)
-        status = await broker.partition(partition_id)
+        status = await broker.control(endpoints.PARTITION, id=partition_id)
         if partition_id in self._places and status.state is PartitionState.SEALED:
             self._finish(partition_id)
 

@@ -13,6 +13,7 @@ from keylane.producer.failure import Step, WaitStage
 from keylane.producer.given_up import GivenUp
 from keylane.producer.outgoing_batch import REORDERED, OutgoingBatch
 from keylane.producer.sender import SubjectSender
+from keylane.protocol import endpoints
 from keylane.protocol.errors import Fate, SequenceGapError, StorageError, UnreachableError
 from keylane.protocol.frames import Appended
 from keylane.protocol.message import Receipt
@@ -196,7 +197,7 @@ def lost_is_not_asked(patches: Patches) -> None:
     """The metaserver is asked for addresses of brokers, and not for lost partitions."""
 
     async def ask(self: Any) -> None:
-        history = await self._meta.history(self.subject)
+        history = await self._meta.call(endpoints.HISTORY, subject=self.subject)
         self._follow_brokers(past.partition for past in history.partitions)
 
     patches.set(SubjectSender, "ask_history", ask)

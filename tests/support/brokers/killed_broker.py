@@ -146,7 +146,7 @@ class Run:
         try:
             await self._work(client)
             while retain and not self.first_position():
-                await client.partition(1)  # it lives
+                await client.control(endpoints.PARTITION, id=1)  # it lives
                 await asyncio.sleep(0.005)
             if whole:
                 await self._check(client)
@@ -159,8 +159,10 @@ class Run:
         known = self._known
         # A broker before this one has it with messages.
         with contextlib.suppress(PartitionInUseError):
-            await client.host_partition(facts(1))
-        await client.know_groups(1, KnowGroups(groups=("audit",), complete=True))
+            await client.control(endpoints.HOST_PARTITION, facts(1))
+        await client.control(
+            endpoints.KNOW_GROUPS, KnowGroups(groups=("audit",), complete=True), id=1
+        )
         for first in range(self._first, self._batches, 2):
             numbers = range(first, first + 2)
             calls = [client.call(Append(1), data_of(number)) for number in numbers]
@@ -184,7 +186,7 @@ class Run:
     async def _check(self, client: BrokerClient) -> None:
         """Every message that a group still needs is there, once and in order; fence and cursor did not fall."""
         known = self._known
-        (group,) = (await client.partition(1)).groups
+        (group,) = (await client.control(endpoints.PARTITION, id=1)).groups
         assert group.token >= known.token
         assert group.cursor >= known.cursor
         end = COUNT * self._batches
@@ -195,7 +197,7 @@ class Run:
                 answer, payload = await client.call(Read(1, offset, 1 << 20))
             except OffsetOutOfRangeError:
                 assert not values
-                first = offset = (await client.partition(1)).first_offset
+                first = offset = (await client.control(endpoints.PARTITION, id=1)).first_offset
                 assert 0 < first <= group.cursor
                 continue
             assert isinstance(answer, Batches)

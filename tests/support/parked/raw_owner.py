@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any, Self
 
+from keylane.protocol import endpoints
 from keylane.protocol.control import Heartbeat, Join
 from keylane.protocol.frames import (
     Ack,
@@ -43,7 +44,7 @@ class RawOwner:
 
     async def __aenter__(self) -> Self:
         join = Join(subject=self._subject, group=self._group, session=self._session)
-        await self._meta.join(join)
+        await self._meta.call(endpoints.JOIN, join)
         await self.granted()
         return self
 
@@ -53,11 +54,13 @@ class RawOwner:
         await self._network.close()
 
     async def route(self) -> Route:
-        return (await self._meta.subject(self._subject)).route
+        return (await self._meta.call(endpoints.SUBJECT, subject=self._subject)).route
 
     async def granted(self) -> list[int]:
         """Acquire the partitions that are granted now; their ids."""
-        grants = (await self._meta.heartbeat(Heartbeat(session=self._session))).grants
+        grants = (
+            await self._meta.call(endpoints.HEARTBEAT, Heartbeat(session=self._session))
+        ).grants
         for grant in grants:
             number = grant.partition.partition_id
             if self._tokens.get(number) == grant.token:
@@ -71,7 +74,9 @@ class RawOwner:
 
     async def drained(self, number: int) -> None:
         """Tell the metaserver that all of a sealed partition is handled."""
-        await self._meta.heartbeat(Heartbeat(session=self._session, drained=(number,)))
+        await self._meta.call(
+            endpoints.HEARTBEAT, Heartbeat(session=self._session, drained=(number,))
+        )
 
     def _owner(self, number: int) -> tuple[int, str, str, int]:
         return number, self._group, self._session, self._tokens[number]

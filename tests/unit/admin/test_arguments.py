@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from keylane import Admin
-from keylane.admin.access import _instant
-from keylane.admin.arguments import check_where, checked, mapping_of
+from keylane.admin.arguments import check_where, checked, instant_ms, mapping_of
 from keylane.admin.group_resets import reset_group
 from keylane.protocol.control import DeleteGroup, DeleteSubject, SwitchGroup
 from keylane.protocol.errors import InvalidRequestError
@@ -62,9 +61,9 @@ def test_id_is_refused_when_no_server_can_store_it(kind):
 @pytest.mark.parametrize("given", [3, "2030-01-31", date(2030, 1, 1), True, datetime.min])
 def test_time_is_refused_by_its_name_when_it_is_no_datetime_with_a_zone(given):
     """Of a token's begin and end; others than datetimes were an AttributeError."""
-    assert _instant("ends", datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)) == 1_000
+    assert instant_ms("ends", datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)) == 1_000
     with pytest.raises(InvalidRequestError, match=r"ends .* time zone"):
-        _instant("ends", given)
+        instant_ms("ends", given)
 
 
 RESETS = {"offset": "offset", "time": "at_ms", "shift": "shift", "cursors": "cursors"}

@@ -25,11 +25,12 @@ from keylane.protocol.errors import (
 )
 from keylane.rpc.connections import Connections
 from sim.machines.clock import ManualClock
+from support.call_doubles import MetaDouble
 from support.cluster import eventually
 from support.quiet_holder import QuietHolder
 
 
-class VersionedMeta:
+class VersionedMeta(MetaDouble):
     """Answers heartbeats with these versions, one after another, each after `took_ms`."""
 
     address_count = 1

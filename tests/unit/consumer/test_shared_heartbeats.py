@@ -23,13 +23,14 @@ from keylane.protocol.http.at_once import HeartbeatAnswers, HeartbeatNews, Heart
 from keylane.protocol.limits import SESSIONS_AT_ONCE_MAX
 from keylane.rpc.connections import Connections
 from sim.machines.clock import ManualClock
+from support.call_doubles import MetaDouble
 from support.cluster import eventually
 
 LONGEST_MS = 5_000
 TOKENS = ("kl_" + "a" * 43, "kl_" + "b" * 43)
 
 
-class AskedMeta:
+class AskedMeta(MetaDouble):
     """Notes what it is asked, and answers as it is told; heartbeats alone get version 9."""
 
     def __init__(self, answer: Callable[[Heartbeats], HeartbeatAnswers] | None = None) -> None:

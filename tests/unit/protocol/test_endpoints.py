@@ -17,17 +17,11 @@ from keylane.metaserver.access.off import AccessOff
 from keylane.metaserver.calls import control_routes
 from keylane.protocol import endpoints
 from keylane.protocol.endpoints import BROKER, METASERVER
-from keylane.protocol.http import access, audit, quotas
 from keylane.protocol.http.endpoint import Endpoint, Rights
 from keylane.protocol.http.openapi import openapi_document
 from tidy.tree import FILES
 
-EVERY = {
-    id(value): value
-    for module in (endpoints, access, audit, quotas)
-    for value in vars(module).values()
-    if isinstance(value, Endpoint)
-}
+EVERY = {id(value): value for value in vars(endpoints).values() if isinstance(value, Endpoint)}
 
 
 def test_metaserver_serves_every_endpoint_of_its_table():
@@ -107,13 +101,4 @@ def test_paths_are_written_in_the_table_only():
     """No other module of the product spells a path of a control call; `endpoint.py` knows what a GET is."""
     spelled = re.compile(r"""["'](GET|POST)["']|["']/v1/(?!data")""")
     others = {file.name for file in FILES if spelled.search(file.text)}
-    assert others == {
-        "protocol/endpoints.py",
-        "protocol/http/access.py",
-        "protocol/http/any_server.py",
-        "protocol/http/audit.py",
-        "protocol/http/endpoint.py",
-        "protocol/http/at_once.py",
-        "protocol/http/jobs.py",
-        "protocol/http/quotas.py",
-    }
+    assert others == {"protocol/endpoints.py", "protocol/http/endpoint.py"}

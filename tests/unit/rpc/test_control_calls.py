@@ -105,7 +105,7 @@ def client(network: HttpNetwork, server) -> MetaClient:
 async def test_call_gets_its_answer(client, meta):
     """A body arrives as it was sent, and the answer as it was given."""
     assert await client.health() == Health(program="metaserver", ready=True)
-    assert await client.leave(Leave(session="s")) == Done()
+    assert await client.call(endpoints.LEAVE, Leave(session="s")) == Done()
     assert meta.asked == [(None, {}), (Leave(session="s"), {})]
 
 
@@ -113,7 +113,7 @@ async def test_names_in_paths_arrive_whole(client, meta):
     """A name with slashes, blanks or signs stays one part of the path; the server's error comes back typed."""
     for name in ("../../etc", "a b/c", "%2e%2e", "ключ", "x" * 300, "a?b#c"):
         with pytest.raises(SubjectUnknownError) as caught:
-            await client.subject(name)
+            await client.call(endpoints.SUBJECT, subject=name)
         assert caught.value.details == {"subject": name}
         assert meta.asked[-1][1] == {"subject": name}
 
@@ -122,7 +122,9 @@ async def test_text_with_a_lone_surrogate_is_refused_before_it_is_sent(network, 
     """Bytes of a command line that are no UTF-8; a UnicodeEncodeError named no call."""
     broken = "\udcff"
     with pytest.raises(InvalidRequestError, match="leave: not valid text"):
-        await MetaClient(network, [server.address], timeout_ms=2_000).leave(Leave(session=broken))
+        await MetaClient(network, [server.address], timeout_ms=2_000).call(
+            endpoints.LEAVE, Leave(session=broken)
+        )
     with pytest.raises(InvalidRequestError, match="/x: not valid text"):
         await network.control("GET", server.address, "/x", Done, query={"name": broken}, timeout_ms=2_000)  # fmt: skip
     assert meta.asked == []
@@ -248,7 +250,7 @@ async def test_client_that_goes_away_in_its_body_is_no_traceback(
 async def test_body_over_the_limit_is_a_typed_error_for_the_caller(client, meta):
     """A call whose body is too large is refused before it is sent."""
     with pytest.raises(MessageTooLargeError):
-        await client.leave(Leave(session="x" * (CONTROL_BYTES_MAX + 1)))
+        await client.call(endpoints.LEAVE, Leave(session="x" * (CONTROL_BYTES_MAX + 1)))
     assert not meta.asked
 
 
@@ -275,7 +277,9 @@ async def test_long_call_ends_at_its_time_and_not_at_a_whole_second(network, ser
 async def test_server_that_dies_leaves_the_outcome_unknown(network, wire, meta):
     """A connection that breaks in mid-call raises OutcomeUnknownError."""
     meta.wait = asyncio.Event()
-    call = asyncio.create_task(MetaClient(network, [wire.address]).leave(Leave(session="s")))
+    call = asyncio.create_task(
+        MetaClient(network, [wire.address]).call(endpoints.LEAVE, Leave(session="s"))
+    )
     async with asyncio.timeout(5):
         while not meta.asked:
             await asyncio.sleep(0.001)
@@ -322,7 +326,7 @@ async def test_metaserver_call_raises_foreign_server_error_when_another_program_
     network, foreign_address
 ):
     with pytest.raises(ForeignServerError, match="not as a keylane server") as caught:
-        await MetaClient(network, [foreign_address]).subjects()
+        await MetaClient(network, [foreign_address]).call(endpoints.SUBJECTS)
     assert caught.value.address == foreign_address
     assert caught.value.fate is Fate.UNKNOWN
     assert "which program listens there" in str(caught.value)
@@ -335,7 +339,9 @@ async def test_metaserver_call_raises_the_error_that_may_pass_when_another_addre
     """A metaserver that restarts will answer; the order of the addresses does not decide whether a client tries again."""
     addresses = ["127.0.0.1:1", foreign_address]
     with pytest.raises(NotSentError):
-        await MetaClient(network, addresses if silent_first else addresses[::-1]).subjects()
+        await MetaClient(network, addresses if silent_first else addresses[::-1]).call(
+            endpoints.SUBJECTS
+        )
 
 
 async def test_clients_raise_foreign_server_error_when_another_program_answers(foreign_address):
@@ -383,7 +389,7 @@ async def test_call_of_a_metaserver_names_the_broker_that_answers(network, serve
     with pytest.raises(InvalidRequestError, match=text):
         await consumer.__aenter__()
     with pytest.raises(InvalidRequestError, match=text):
-        await MetaClient(network, [server.address]).subjects()
+        await MetaClient(network, [server.address]).call(endpoints.SUBJECTS)
     with pytest.raises(InvalidRequestError, match=text):
         await Producer(server.address, _environment=environment).__aenter__()
 
@@ -399,7 +405,7 @@ async def test_call_names_the_broker_that_refuses_a_token(network, serve):
         ControlRoute(endpoints.HEALTH, broker.answer), ControlRoute(endpoints.SUBJECT, refuse)
     )
     with pytest.raises(InvalidRequestError, match="is the address of a broker, not of a meta"):
-        await MetaClient(network, [server.address]).subject("s")
+        await MetaClient(network, [server.address]).call(endpoints.SUBJECT, subject="s")
 
 
 async def test_call_raises_foreign_server_error_when_the_answer_is_not_http(network):
@@ -414,7 +420,7 @@ async def test_call_raises_foreign_server_error_when_the_answer_is_not_http(netw
     listener = await asyncio.start_server(greet, "127.0.0.1", 0)
     address = f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     with pytest.raises(ForeignServerError, match="answered GET /v1/subjects not in HTTP"):
-        await MetaClient(network, [address]).subjects()
+        await MetaClient(network, [address]).call(endpoints.SUBJECTS)
     listener.close()
 
 
@@ -422,7 +428,7 @@ async def test_next_metaserver_is_asked_when_a_broker_answers(network, serve, se
     """A broker's address among those of metaservers is asked last from then on."""
     broker = await serve(*SmallMetaserver("broker").routes()[:1])
     client = MetaClient(network, [broker.address, server.address])
-    await client.leave(Leave(session="s"))
+    await client.call(endpoints.LEAVE, Leave(session="s"))
     assert client.first == server.address
 
 
@@ -431,7 +437,7 @@ async def test_heartbeat_asks_another_metaserver_next_when_a_broker_answers(netw
     broker = await serve(*SmallMetaserver("broker").routes()[:1])
     client = MetaClient(network, [broker.address, server.address])
     with pytest.raises(InvalidRequestError, match="is the address of a broker"):
-        await client.heartbeat(Heartbeat(session="s"))
+        await client.call(endpoints.HEARTBEAT, Heartbeat(session="s"))
     assert client.first == server.address
 
 
@@ -443,8 +449,8 @@ async def test_look_at_a_program_takes_what_is_left_of_the_calls_time(network, s
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     with pytest.raises(InvalidRequestError, match="404 Not Found"):
-        await MetaClient(network, [server.address]).heartbeat(
-            Heartbeat(session="s"), timeout_ms=300
+        await MetaClient(network, [server.address]).call(
+            endpoints.HEARTBEAT, Heartbeat(session="s"), timeout_ms=300
         )
     assert loop.time() - began_s < 2
     other.wait.set()
@@ -453,7 +459,7 @@ async def test_look_at_a_program_takes_what_is_left_of_the_calls_time(network, s
 async def test_call_that_the_server_does_not_have_is_told(network, server):
     """As that of a metaserver, made to a broker's address."""
     with pytest.raises(InvalidRequestError, match="404 Not Found; this server is another program"):
-        await MetaClient(network, [server.address]).verify()
+        await MetaClient(network, [server.address]).call(endpoints.VERIFY)
 
 
 async def test_call_raises_foreign_server_error_when_the_answer_has_another_shape(network, server):
@@ -500,7 +506,7 @@ async def test_unknown_outcome_is_not_tried_elsewhere(network, pair, meta):
     meta.wait = asyncio.Event()
     client = MetaClient(network, addresses, timeout_ms=60)
     with pytest.raises(OutcomeUnknownError):
-        await client.heartbeat(Heartbeat(session="s"))
+        await client.call(endpoints.HEARTBEAT, Heartbeat(session="s"))
     assert not other.asked
     assert client._addresses[0] == addresses[1]
     meta.wait.set()
@@ -514,7 +520,7 @@ async def test_repeatable_call_is_answered_by_another_metaserver_when_one_hangs(
     meta.wait = asyncio.Event()
     client = MetaClient(network, addresses, timeout_ms=60)
     assert (await client.health()).reason == "the other"
-    assert await client.leave(Leave(session="s")) == Done()
+    assert await client.call(endpoints.LEAVE, Leave(session="s")) == Done()
     assert len(other.asked) == 2
     assert len(meta.asked) == 2  # a question twice, the second time on a new connection
     meta.wait.set()
@@ -542,7 +548,9 @@ async def test_machine_that_takes_no_connection_was_sent_nothing(network, monkey
             waiter.setblocking(False)
             waiter.connect_ex(address)
         with pytest.raises(NotSentError, match="timed out"):
-            await MetaClient(network, [f"127.0.0.1:{address[1]}"]).leave(Leave(session="s"))
+            await MetaClient(network, [f"127.0.0.1:{address[1]}"]).call(
+                endpoints.LEAVE, Leave(session="s")
+            )
         for waiter in waiting:
             waiter.close()
 
@@ -553,7 +561,7 @@ async def test_broker_answers_control_calls_on_the_same_port(network, serve):
     client = BrokerClient(network, server.address)
     assert (await client.health()).program == "broker"
     with pytest.raises(InvalidRequestError, match="404"):
-        await client.partition(7)
+        await client.control(endpoints.PARTITION, id=7)
     await client.close()
 
 

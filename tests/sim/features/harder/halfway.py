@@ -12,6 +12,7 @@ import asyncio
 import random
 from dataclasses import replace
 
+from keylane.protocol import endpoints
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import Cordon, OperationKind, Reshape
 from sim.actors.hosts import BrokerHost, MetaHost
@@ -59,8 +60,8 @@ class Halfway(Feature):
         try:
             for broker in self.world.brokers:
                 if broker.group != ask.broker_group:
-                    await meta.cordon(broker.group, Cordon(cordoned=False))
-            await meta.reshape(ask)
+                    await meta.call(endpoints.CORDON, Cordon(cordoned=False), group=broker.group)
+            await meta.call(endpoints.RESHAPE, ask)
         except KeylaneError as error:
             self.world.trace(f"not begun: {error!r}")
             return
@@ -164,7 +165,9 @@ class LaterMoves(LaterDeliveries):
             broker = rng.choice(world.brokers)
             for other in world.brokers:
                 try:
-                    await world._operator_meta.cordon(other.group, Cordon(cordoned=False))
+                    await world._operator_meta.call(
+                        endpoints.CORDON, Cordon(cordoned=False), group=other.group
+                    )
                 except KeylaneError:
                     continue
             world.operate(Reshape(kind=OperationKind.EVACUATE, broker_group=broker.group))

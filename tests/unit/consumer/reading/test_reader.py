@@ -20,6 +20,7 @@ from keylane.protocol.frames import Batches, Read
 from keylane.protocol.limits import READ_GIVE_UP_MS
 from keylane.protocol.operations import PartitionHistory, SubjectHistory
 from keylane.protocol.routing import OrderStrategy, PartitionState, Route
+from support.call_doubles import BrokerDouble, MetaDouble
 from support.pulling import ToBrokers, stored
 from unit.consumer.reading.test_lineage_order import OPEN, past
 
@@ -94,7 +95,7 @@ def test_following_reader_is_through_when_what_it_has_read_is_gone(only, caplog)
         reader._look_anew([replace(gone, end_offset=3)])
 
 
-class Metaserver:
+class Metaserver(MetaDouble):
     """Tells where partition 7 is."""
 
     def __init__(self, address: str | None) -> None:
@@ -124,7 +125,7 @@ async def test_reader_tries_a_new_address_when_the_old_one_has_failed_for_long()
 async def test_reader_reads_what_it_knows_when_no_metaserver_tells_what_continues_the_rest():
     """Partition 9 is read to its end, and the metaservers are away."""
 
-    class Away:
+    class Away(MetaDouble):
         async def history(self, subject: str) -> SubjectHistory:
             raise NotSentError(address=META)
 
@@ -168,7 +169,7 @@ async def test_reader_reads_a_lost_partition_as_far_as_its_old_broker_gives_mess
     reader._places[9] = _Place(other.partition, 0, None)
     lost = at(None, state=PartitionState.SEALED, lost=True)
 
-    class Knowing:
+    class Knowing(MetaDouble):
         async def history(self, subject: str) -> SubjectHistory:
             return SubjectHistory(subject=subject, route_version=2, partitions=[lost, other])
 
@@ -221,7 +222,7 @@ def test_reader_refuses_arguments_that_cannot_work(arguments, kind):
         Reader(**({"meta": META, "subject": "s"} | arguments))
 
 
-class Going:
+class Going(MetaDouble, BrokerDouble):
     """A metaserver and a broker: partition 7 is there whenever it is asked for, and gone whenever its broker is asked."""
 
     address = "b:1"

@@ -61,7 +61,7 @@ def test_call_says_how_far_a_creation_is_when_it_has_not_ended(hosted: list[int]
             with pytest.raises(
                 CreationUnfinishedError, match="'big' is being created"
             ) as unfinished:
-                await admin._meta._call(endpoints.CREATE_SUBJECT, ask, timeout_ms=15_000)
+                await admin._meta.call(endpoints.CREATE_SUBJECT, ask, timeout_ms=15_000)
             error = unfinished.value
             assert error.fate is Fate.UNKNOWN
             assert error.partitions == COUNT

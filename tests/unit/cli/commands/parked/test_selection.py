@@ -11,10 +11,10 @@ from keylane.cli.commands.parked.keys import parked_table
 from keylane.cli.commands.parked.messages import message_table
 from keylane.cli.commands.parked.selection import (
     Selection,
+    Skipping,
     confirm,
     key_facts,
     key_text,
-    skipped_count,
 )
 from keylane.cli.screen import json_text
 from keylane.protocol.errors import ConfigError
@@ -194,8 +194,8 @@ def test_message_is_shown_with_its_own_failure():
 
 
 def test_number_of_skipped_messages_is_one_or_all_and_never_both():
-    assert skipped_count(None, all_messages=False) == 1
-    assert skipped_count(7, all_messages=False) == 7
-    assert skipped_count(None, all_messages=True) is None
+    assert Skipping().count == 1
+    assert Skipping(first=7).count == 7
+    assert Skipping(all_messages=True).count is None
     with pytest.raises(ConfigError):
-        skipped_count(1, all_messages=True)
+        _ = Skipping(first=1, all_messages=True).count
