@@ -34,12 +34,12 @@ from ..protocol.errors import (
 )
 from ..protocol.groups import FailurePolicy, GroupStart
 from ..protocol.limits import HELD_AT_ONCE_MAX
+from ..protocol.log_filter import LogFilter
 from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.identity import DrawBits
-from ..rpc.liveness.told_texts import ToldTexts
 from ..rpc.race import start_task
 from .heartbeat_timeouts import HeartbeatTimeouts
 from .log_names import consumer_name, partition_name
@@ -49,6 +49,8 @@ from .shared_heartbeats import SharedHeartbeats, heartbeats_for
 log = logging.getLogger("keylane.consumer")
 _REFUSALS = (UnauthenticatedError, AccessDeniedError, TokenInvalidError, SessionQuotaError)
 """While one of these lasts, a consumer gets nothing."""
+_REFUSED = "refused"
+"""The key of a refusal among the troubles of a membership."""
 FAREWELL_MS_MIN = 500
 """What a call of a closing consumer waits for each metaserver, once a call before it had no answer of any."""
 LEAVE_S = 1.0
@@ -157,9 +159,7 @@ class Membership:
             margin_ms=settings.margin_ms,
             timeout_max_ms=settings.call_timeout_ms,
         )
-        self._troubles = ToldTexts()
-        self._refusal = ""
-        """Why the metaserver refuses the consumer's heartbeats; "" while it takes them."""
+        self._troubles = LogFilter()
         self._nudged = False
         """The next heartbeat should be answered at once: for a report, or because the lease may end soon."""
         self._reports = asyncio.Semaphore(REPORTS_AT_ONCE_MAX)
@@ -300,16 +300,22 @@ class Membership:
             raise
 
     def _tell_failure(self, error: KeylaneError) -> None:
-        """Log why a heartbeat failed, each text once: a refusal as a warning, because the consumer gets nothing until it ends."""
+        """Log why a heartbeat failed: a refusal as a warning, because the consumer gets nothing until it ends."""
         refused = isinstance(error, _REFUSALS)
-        if not refused or error.message == self._refusal:
-            level = logging.DEBUG if refused else self._troubles.level(error.message)
-            log.log(level, "%s: heartbeat: %s", self._name, error.message)
-            return
-        self._refusal = error.message
-        log.warning(
-            "%s is refused by the metaserver, and keeps asking: %s", self._name, error.message
+        line = self._troubles.met(
+            error.message, self._clock.boot_ms(), _REFUSED if refused else None
         )
+        if line and refused:
+            log.warning("%s is refused by the metaserver, and keeps asking: %s", self._name, line)
+        elif line:
+            log.info("%s: heartbeat: %s", self._name, line)
+
+    def _note_answered(self) -> None:
+        now_ms = self._clock.boot_ms()
+        if failures := self._troubles.over(now_ms, _REFUSED):
+            log.warning("%s is taken again, after %s", self._name, failures)
+        if failures := self._troubles.over(now_ms):
+            log.info("%s: heartbeats are answered again, after %s", self._name, failures)
 
     async def _beat_once(self, holder: GrantHolder) -> None:
         sent_at_ms = self._clock.boot_ms()
@@ -349,14 +355,11 @@ class Membership:
         if self._are_of_another_group(grants):
             raise SessionUnknownError(session=self.session)
         self._heard = True
-        self._troubles.over()
+        self._note_answered()
         if grants.version < self._version:
             await self._version_fell(grants.version)
             return
         self._version, self._grants = grants.version, grants
-        if self._refusal:
-            log.warning("%s is taken again", self._name)
-            self._refusal = ""
         deadline_ms = sent_at_ms + grants.ttl_ms - self._settings.margin_ms
         self._timeouts.granted(deadline_ms)
         holder.granted(grants, deadline_ms)

@@ -31,6 +31,7 @@ from ..protocol.errors import (
     StaleRouteError,
 )
 from ..protocol.frames import Answer, Append, Appended
+from ..protocol.log_filter import LogFilter
 from ..protocol.record import Compression
 from ..protocol.routing import Partition
 from ..protocol.text import counted
@@ -45,7 +46,7 @@ from .outgoing_batch import OutgoingBatch, first_receipt
 from .send_budget import SendBudget
 from .settings import ProducerSettings
 from .trying.loss import is_hopeless
-from .trying.tries import TroubleLog, keep_trying
+from .trying.tries import failure_of, keep_trying
 from .waiting import NOT_WAITING, PartitionWaits, WaitCause
 
 log = logging.getLogger("keylane.producer")
@@ -116,10 +117,10 @@ class Executor:
         self._next_sequence = 0
         self._pauses = settings.backoff.pauses(rng)
         """Reset whenever a batch is stored."""
-        self._troubles = TroubleLog(group.partition_name)
+        self._troubles = LogFilter()
         self._fault: Exception | None = None
         """What a step of sending raised outside of the task, until the task raises it."""
-        trying = keep_trying(self._try, self._failed, self._pauses, self._troubles)
+        trying = keep_trying(self._try, self._failed, self._pauses, self._failure)
         self._task = start_task(trying, name=f"send {group.partition_name}")
 
     # ── filling ──────────────────────────────────────────────────────────────────────────────────────
@@ -215,14 +216,23 @@ class Executor:
         if self.idle:
             # With nothing to send, an open channel is the only sign that the broker answers again.
             self._tried(ExecutorEvent.ANSWERED)
-            self._troubles.answered()
+            self._log_recovery()
         else:
             await self._stream(channel)
         return False
 
+    def _failure(self, raised: Exception) -> KeylaneError:
+        """What a try raised, or why it has ended by a fault, which is logged."""
+        name = self.group.partition_name
+        return failure_of(raised, name, self._troubles, self._clock.boot_ms())
+
+    def _log_recovery(self) -> None:
+        if failures := self._troubles.over(self._clock.boot_ms()):
+            log.info("%s: sending works again, after %s", self.group.partition_name, failures)
+
     async def _failed(self, raised: Exception) -> bool:
         """Act on what a try raised; True if the next one needs no pause."""
-        error = self._troubles.failure(raised)
+        error = self._failure(raised)
         self._tried(ExecutorEvent.FAILED)
         doubtful = bool(self._in_flight) and self._in_flight[0].doubtful
         hopeless = doubtful and await is_hopeless(self, error, self._owner.ask_history)
@@ -420,9 +430,9 @@ class Executor:
         assert type(answer) is Appended
         if self.state is not STEADY and not self.state.available:
             self._tried(ExecutorEvent.ANSWERED)
-        self._pauses.reset()
-        if self._troubles.told:
-            self._troubles.answered()
+        if self._pauses.failures:
+            self._pauses.reset()
+            self._log_recovery()
         if batch in self._in_flight:  # else it is settled again, after a fault in what follows
             self._budget.stored(batch, first_receipt(answer, self.partition, static=self._static))
             self._in_flight.remove(batch)

@@ -46,9 +46,9 @@ from .arrow_batch import ArrowBatch
 from .arrow_stream import ArrowStream
 from .failing import Failing
 from .filtered import Filtering
+from .handler_log import HandlerLog
 from .in_hand import InHand
 from .lanes import leased_id_of
-from .log_throttle import LogThrottle
 from .not_acked import wait_ms_of
 from .taken import LongUnacked, StreamWatch, put_back, warn
 
@@ -123,7 +123,7 @@ class Stream:
         self._seen_ms = 0
         self._watch, self._held, self._iterated = StreamWatch(), LongUnacked(), False
         runner, done = "body of the loop", "is left by the loop"
-        self._log_throttle = LogThrottle(runner=runner, done=done, ordered=ordered)
+        self._handler_log = HandlerLog(runner=runner, done=done, ordered=ordered)
         self._leaving = asyncio.Event()
         self.on_idle: Callable[[], None] | None = None
         """Called when the user waits for messages."""
@@ -390,7 +390,7 @@ class Stream:
         wait_ms = filtering.backoff.wait_ms(message.attempt, filtering.rng)
         now_ns = self._boot_ns()
         kind = type(error).__name__
-        line = self._log_throttle.failed(message, kind, now_ns // 1_000_000, wait_ms)
+        line = self._handler_log.failed(message, kind, now_ns // 1_000_000, wait_ms)
         if line is not None:
             log.warning("%s: %s", line.text, error.message)
         _, *behind = self._in_hand.give_back(message, now_ns + wait_ms * 1_000_000)
@@ -431,7 +431,7 @@ class Stream:
         client: PullClient = message.delivery  # type: ignore[assignment]
         client.note_failed(message, failure)
         now_ms = self._boot_ns() // 1_000_000
-        warn(self._log_throttle.failed(message, failure.kind, now_ms, 0, asked_for=failure.text))
+        warn(self._handler_log.failed(message, failure.kind, now_ms, 0, asked_for=failure.text))
         client.forget(1)
         self.acked_again([message])
 
@@ -453,7 +453,7 @@ class Stream:
         now_ns, sealed = self._boot_ns(), client_of(message).sealed
         asked = None if error else failure.text
         named = (message, failure.kind, now_ns // 1_000_000, wait_ms)
-        warn(self._log_throttle.failed(*named, asked_for=asked, sealed=sealed))
+        warn(self._handler_log.failed(*named, asked_for=asked, sealed=sealed))
         back = self._in_hand.give_back(message, now_ns + wait_ms * 1_000_000)
         for each in back:
             each.attempt += 1
@@ -472,7 +472,7 @@ class Stream:
         parks = self._ordered and self._failing.parks(message)
         named = (message, failure.kind, self._boot_ns() // 1_000_000)
         pause_ms = self._failing.pause_ms(message, asked_ms)
-        warn(self._log_throttle.set_aside(*named, with_key=parks, pause_ms=pause_ms))
+        warn(self._handler_log.set_aside(*named, with_key=parks, pause_ms=pause_ms))
         self._work.set()
         if not parks:
             if pause_ms is None:
@@ -497,10 +497,10 @@ class Stream:
 
     def acked_again(self, messages: Sequence[Message]) -> None:
         """Let later messages of their keys be handed out."""
-        if self._log_throttle.in_trouble:
+        if self._handler_log.in_trouble:
             now_ms = self._boot_ns() // 1_000_000
             for message in messages:
-                warn(self._log_throttle.handled(message, now_ms))
+                warn(self._handler_log.handled(message, now_ms))
         if self._in_hand.acked_all(messages):
             self._work.set()
 
@@ -558,7 +558,7 @@ class Stream:
         client.forget(len(self._waiting) - len(kept) + opened + given_back + paused)
         self._waiting, self._stored = kept, stored
         self._arrow.drop(client)
-        for line in self._log_throttle.given_up_all(client.is_of, self._boot_ns() // 1_000_000):
+        for line in self._handler_log.given_up_all(client.is_of, self._boot_ns() // 1_000_000):
             warn(line)
         try:
             await self._wait_for_acks(client)
@@ -602,12 +602,12 @@ class Stream:
         self._held.look(self.current, self._in_hand, self._failing, now_ms)
         if self.current is not None and self.current is self._seen:
             self._in_hand.hand.spread()  # its ack is to be logged
-            line = self._log_throttle.running(self._seen, self._seen_ms, now_ms)
+            line = self._handler_log.running(self._seen, self._seen_ms, now_ms)
         else:
-            line = None if self._seen is None else self._log_throttle.stopped(self._seen, now_ms)
+            line = None if self._seen is None else self._handler_log.stopped(self._seen, now_ms)
             self._seen, self._seen_ms = self.current, now_ms
         warn(line)
-        warn(self._log_throttle.summary(now_ms))
+        warn(self._handler_log.summary(now_ms))
         if not self._iterated and (self._waiting or self._stored):
             first = (self._waiting or self._stored[0].messages())[0]
             self._watch.not_iterated(first, self._here, now_ms)

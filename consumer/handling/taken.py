@@ -21,8 +21,8 @@ from ..pulling.pull_client import PullClient
 from .arrow_batch import ArrowBatch
 from .arrow_stream import ArrowStream
 from .failing import Failing
+from .handler_log import LogLine
 from .in_hand import InHand
-from .log_throttle import LogLine
 from .not_acked import is_a_signal
 
 log = logging.getLogger("keylane.consumer")

@@ -11,7 +11,7 @@ from ...protocol.parked import HANGS_MS
 from ...protocol.text import counted
 from .batch import Batch
 from .failing import Failing
-from .log_throttle import LogLine, LogThrottle
+from .handler_log import HandlerLog, LogLine
 
 _IGNORED = "coroutine ignored GeneratorExit"
 """Python's message for a coroutine that was closed and awaited something nevertheless."""
@@ -138,7 +138,7 @@ def current_task() -> asyncio.Task[object] | None:
 
 
 def look_at(
-    worker: WorkerTask, throttle: LogThrottle, failing: Failing, now_ms: int
+    worker: WorkerTask, handler_log: HandlerLog, failing: Failing, now_ms: int
 ) -> LogLine | None:
     """The line that is due about a worker's handler, whose broker is told too if it does not return."""
     message, seen = worker.message, worker.seen
@@ -147,10 +147,10 @@ def look_at(
         if running_ms >= HANGS_MS:
             why = failing.hanging(_what(message), message.attempt)
             message.delivery.note_hangs(message, why, running_ms)  # type: ignore[union-attr]
-        return throttle.running(message, worker.seen_ms, now_ms)
+        return handler_log.running(message, worker.seen_ms, now_ms)
     worker.seen, worker.seen_ms = message, now_ms
     worker.seen_attempt = 0 if message is None else message.attempt
-    return None if seen is None else throttle.stopped(seen, now_ms)
+    return None if seen is None else handler_log.stopped(seen, now_ms)
 
 
 def _what(message: Message) -> str:

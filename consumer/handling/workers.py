@@ -37,9 +37,9 @@ from ..log_names import message_name
 from ..pulling.pull_client import PullClient, client_of
 from ..settings import ConsumerSettings
 from .failing import Failing
+from .handler_log import HandlerLog, LogLine
 from .handlers import Handler, await_result, is_async
 from .lanes import RUN_MIN, Lanes, Run, UnopenedBatch
-from .log_throttle import LogLine, LogThrottle
 from .not_acked import Retry, is_a_signal, only_retry
 from .retries import Retries
 from .worker_task import IdleWorkers, WorkerTask, closes_coroutines, current_task, look_at
@@ -119,7 +119,7 @@ class Workers:
         self._run_size = RUN_MIN
         """Of the next run: twice as many after each that ends without a wait."""
         self._rng, self._on_crash = rng, on_crash
-        self._log_throttle = LogThrottle(ordered=ordered)
+        self._handler_log = HandlerLog(ordered=ordered)
         self._retries: Retries[Message] = Retries(concurrency)
         self._timer: asyncio.TimerHandle | None = None
         """Starts the tries that are due."""
@@ -476,7 +476,7 @@ class Workers:
                         return None
                 else:
                     client.done(message.offset)
-                    self._log_line(self._log_throttle.handled(message, self._now_ms()))
+                    self._log_line(self._handler_log.handled(message, self._now_ms()))
                     if self._acks_each and not await self._answered(worker, message):
                         self._free_later(message)
                         return None
@@ -556,7 +556,7 @@ class Workers:
             reason = error.reason
             if error.wait_ms is not None:
                 wait_ms = self._failing.asked_ms(error.wait_ms, message.attempt)
-        line = self._log_throttle.failed(
+        line = self._handler_log.failed(
             *(message, type(error).__qualname__, now_ns // 1_000_000, wait_ms),
             text=failure.text,
             asked_for=reason,
@@ -587,7 +587,7 @@ class Workers:
         asked = only_retry(error) or error
         asked_ms = asked.wait_ms if isinstance(asked, Retry) else None
         pause_ms = self._failing.pause_ms(failed, asked_ms)
-        line = self._log_throttle.set_aside(
+        line = self._handler_log.set_aside(
             *(failed, failure.kind, self._now_ms()),
             with_key=parks, pause_ms=pause_ms, asked_for=isinstance(asked, Retry),
         )  # fmt: skip
@@ -610,7 +610,7 @@ class Workers:
 
     def _give_up(self, message: Message) -> None:
         message.delivery.forget(1)  # type: ignore[union-attr]
-        self._log_line(self._log_throttle.given_up(message, self._now_ms()))
+        self._log_line(self._handler_log.given_up(message, self._now_ms()))
 
     # ── tries that are due ───────────────────────────────────────────────────────────────────────────
     def _start_due(self) -> bool:
@@ -703,8 +703,8 @@ class Workers:
         self._lanes.note_alone()
         for worker in self._workers:
             if worker.message is not None or worker.seen is not None:
-                self._log_line(look_at(worker, self._log_throttle, self._failing, now_ms))
-        self._log_line(self._log_throttle.summary(now_ms))
+                self._log_line(look_at(worker, self._handler_log, self._failing, now_ms))
+        self._log_line(self._handler_log.summary(now_ms))
 
     def _now_ms(self) -> int:
         return self._boot_ns() // 1_000_000
@@ -746,11 +746,11 @@ class Workers:
         waiting = self._lanes.drop(client.partition_id, client.is_of)
         for message in failed:
             self._lanes.release(message)
-            self._log_line(self._log_throttle.given_up(message, now_ms))
+            self._log_line(self._handler_log.given_up(message, now_ms))
         for message in waiting:
             if message.attempt != 1:
                 self._retries.end(message, self._boot_ns())
-                self._log_line(self._log_throttle.given_up(message, now_ms))
+                self._log_line(self._handler_log.given_up(message, now_ms))
         client.forget(len(failed) + len(waiting) + self._lanes.drop_batches(client))
         if self._lanes.has_waiting:
             self._work.wake_all()
@@ -781,7 +781,7 @@ class Workers:
     async def close(self) -> None:
         """Stop all workers."""
         self._closed = True
-        self._log_line(self._log_throttle.summary(self._now_ms(), last=True))
+        self._log_line(self._handler_log.summary(self._now_ms(), last=True))
         for timer in (self._timer, self._timeouts):
             if timer is not None:
                 timer.cancel()

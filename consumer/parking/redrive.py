@@ -36,6 +36,7 @@ from ...protocol.errors import (
 )
 from ...protocol.frames import Batches, Read
 from ...protocol.ids import MAX_I64
+from ...protocol.log_filter import LogFilter
 from ...protocol.message import Message
 from ...protocol.parked import (
     LOOSE,
@@ -52,7 +53,6 @@ from ...protocol.record import Header, read_header
 from ...protocol.routing import PartitionState
 from ...protocol.text import MAYBE_OLDER_COPY
 from ...rpc.client import BrokerClient
-from ...rpc.liveness.told_texts import ToldTexts
 from ..delivery.client_delivery import ClientDelivery
 from ..delivery.decode import decode_messages
 from .context import ParkContext, ParkingClient
@@ -246,7 +246,7 @@ class Redrives:
         """The owner before ended without a release."""
         self.inherits = False
         """What begins now was chosen before this owner had the partition."""
-        self._troubles = ToldTexts()
+        self._troubles = LogFilter()
         self._alone = asyncio.Lock()
         self._tasks: dict[ParkKey, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(AT_ONCE_MAX)
@@ -283,19 +283,14 @@ class Redrives:
                         careful = False
                         if not passed:
                             failures = 0
-                            self._troubles.over()
+                            self._context.log_recovery(self._troubles, "parked messages")
                     except FencedError:
                         raise
                     except KeylaneError as error:
                         failures += 1
                         passed.clear()
                         self.forget_sources()
-                        log.log(
-                            self._troubles.level(error.message),
-                            "%s: parked messages: %s",
-                            self._context.log_name,
-                            error.message,
-                        )
+                        self._context.log_failure(self._troubles, "parked messages", error)
                         await self._context.pause(failures)
         finally:
             del self._tasks[key]

@@ -27,9 +27,9 @@ from msgspec.structs import replace
 from ...protocol.clock import TICK_S, TICKED_S_MIN, at_a_tick
 from ...protocol.errors import FencedError, KeylaneError, OverloadedError
 from ...protocol.frames import Ack, Acked
+from ...protocol.log_filter import LogFilter
 from ...protocol.message import Message
 from ...protocol.parked import Failure
-from ...rpc.liveness.told_texts import ToldTexts
 from ...rpc.network import Calling
 from ..settings import AckMode, ConsumerSettings
 from .acks import AckQueue, ranges_of
@@ -102,7 +102,7 @@ class AckSender:
         self._loop = asyncio.get_running_loop()
         self._pauses = settings.backoff.pauses(rng)
         """Between requests that fail."""
-        self._troubles = ToldTexts()
+        self._troubles = LogFilter()
         self._waiters: list[AckWaiter] = []
         """Of `durable`, for the next request."""
         self._idle_s = min(settings.ttl_ms / 3, partition.renewal_ms) / 1000
@@ -206,20 +206,25 @@ class AckSender:
                     version = await self._without_task()
                     if version is None:
                         await self._send()
-                        self._pauses.reset()
+                        self._note_recovered()
                     else:
                         await self._partition.check_parked(version)
                 except FencedError:
                     raise
                 except KeylaneError as error:
                     self._partition.note_unanswered(error)
-                    if not self._pauses.failures:
-                        self._troubles.over()
-                    level = self._troubles.level(error.message)
-                    log.log(level, "%s: acks: %s", self._partition.log_name, error.message)
+                    now_ms = self._partition.boot_ns() // 1_000_000
+                    if line := self._troubles.met(error.message, now_ms):
+                        log.info("%s: acks: %s", self._partition.log_name, line)
                     await asyncio.sleep(self._pauses.next_ms() / 1000)
         finally:
             self._renewal.cancel()
+
+    def _note_recovered(self) -> None:
+        """Note that a request was answered."""
+        self._pauses.reset()
+        if failures := self._troubles.over(self._partition.boot_ns() // 1_000_000):
+            log.info("%s: acks are stored again, after %s", self._partition.log_name, failures)
 
     def _renew(self) -> None:
         """Send a request, if none was made for a third of the ttl; an empty one only to renew the pull lock."""
@@ -317,7 +322,8 @@ class AckSender:
             answer, _ = calling.result()
             assert isinstance(answer, Acked)
             self._confirmed(request, answer)
-            self._pauses.reset()
+            if self._pauses.failures:
+                self._note_recovered()
             if not self._partition.knows_parked(answer.parked_version):
                 trouble.set_result(answer.parked_version)
         except OverloadedError as error:

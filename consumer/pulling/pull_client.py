@@ -35,11 +35,11 @@ from ...protocol.frames import (
     Release,
 )
 from ...protocol.limits import PULL_ANSWERS_MAX
+from ...protocol.log_filter import LogFilter
 from ...protocol.message import Delivery, Message
 from ...protocol.record import Header
 from ...protocol.text import counted
 from ...rpc.connections import Connections
-from ...rpc.liveness.told_texts import ToldTexts
 from ...rpc.race import start_task
 from ..delivery.decode import decode_messages
 from ..delivery.pulled_batch import CutBatch, PulledBatch
@@ -142,7 +142,8 @@ class PullClient(UserAcks, SettingAside, PullViews):
         )
         self._chain = PullChain(self, timeout_ms=settings.call_timeout_ms)
         self._room: RoomShare = self.owner.room.share()
-        self._pauses, self._troubles = settings.backoff.pauses(self._rng), ToldTexts()
+        self._pauses = settings.backoff.pauses(self._rng)
+        self._troubles = LogFilter()
         """Between pulls that fail."""
         sender = self._new_sender()
         self.acks = self._acks = sender
@@ -318,14 +319,15 @@ class PullClient(UserAcks, SettingAside, PullViews):
                     self._on(PullEvent.EXHAUSTED)
                     return
                 await self._pull_once()
-                self._pauses.reset()
+                if self._pauses.failures:
+                    self._note_recovered()
             except FencedError:
                 raise
             except OffsetOutOfRangeError as error:
                 self._skip_removed(error)
             except KeylaneError as error:
                 self._on(PullEvent.FAILED)
-                self._note_pull_failed(error, self._pauses.failures)
+                self._note_pull_failed(error)
                 await asyncio.sleep(self._pauses.next_ms() / 1000)
 
     @property
@@ -459,7 +461,8 @@ class PullClient(UserAcks, SettingAside, PullViews):
         else:
             for start, header in batch_starts(payload):
                 self._open_batch(payload, start, header)
-        self._pauses.reset()
+        if self._pauses.failures:
+            self._note_recovered()
         return True
 
     def may_pull(self) -> bool:

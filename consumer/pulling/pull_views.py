@@ -8,15 +8,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+from ...protocol.backoff import Pauses
 from ...protocol.clock import Clock
 from ...protocol.errors import KeylaneError
 from ...protocol.frames import Acked
+from ...protocol.log_filter import LogFilter
 from ...protocol.message import Message
 from ...protocol.parked import Failure
 from ...rpc.client import BrokerClient
 from ...rpc.connections import Connections
 from ...rpc.home import Home
-from ...rpc.liveness.told_texts import ToldTexts
 from ..delivery.pulled_batch import PulledBatch
 from ..log_names import partition_name
 from ..parking.key_parking import KeyParking
@@ -79,7 +80,8 @@ class PullViews(ABC):
     _progress: PullProgress
     _settings: ConsumerSettings
     _subject: str
-    _troubles: ToldTexts
+    _troubles: LogFilter
+    _pauses: Pauses
     no_connection_since_ms: int | None = None
     """Since when no call of the partition has got at its broker, by the boot clock; None: the last one did."""
 
@@ -95,20 +97,24 @@ class PullViews(ABC):
         """Whether the last call of the partition got at its broker; False also before the first."""
         return self.no_connection_since_ms is None and self.life.state in ANSWERED
 
-    def _note_pull_failed(self, error: KeylaneError, failures: int) -> None:
-        """
-        Show why nothing is pulled; `failures` counts those before, in a row.
-
-        Each text is logged once in such a row; what lasts as a warning, once.
-        """
+    def _note_pull_failed(self, error: KeylaneError) -> None:
+        """Show why nothing is pulled; after WARN_AFTER failures in a row the log has it as a warning."""
         self.waiting_for = error.message
         self.note_unanswered(error)
-        if not failures:
-            self._troubles.over()
-        level = self._troubles.level(error.message)
-        if failures == WARN_AFTER:
-            level = logging.WARNING
-        log.log(level, "%s: %s", self.log_name, error.message)
+        level = self._trouble_level
+        if line := self._troubles.met(error.message, self._clock.boot_ms(), level):
+            log.log(level, "%s: %s", self.log_name, line)
+
+    def _note_recovered(self) -> None:
+        """Note that a pull has succeeded after others that failed."""
+        level = self._trouble_level
+        self._pauses.reset()
+        if failures := self._troubles.over(self._clock.boot_ms(), logging.INFO, logging.WARNING):
+            log.log(level, "%s: pulls succeed again, after %s", self.log_name, failures)
+
+    @property
+    def _trouble_level(self) -> int:
+        return logging.WARNING if self._pauses.failures >= WARN_AFTER else logging.INFO
 
     @property
     def log_name(self) -> str:
