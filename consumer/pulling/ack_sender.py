@@ -19,8 +19,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
@@ -30,18 +30,69 @@ from ...protocol.frames import Ack, Acked
 from ...protocol.log_filter import LogFilter
 from ...protocol.message import Message
 from ...protocol.parked import Failure
+from ...rpc.client import BrokerClient
 from ...rpc.network import Calling
 from ..settings import AckMode, ConsumerSettings
 from .acks import AckQueue, ranges_of
 from .failed_tries import FailedTries
 from .messages_in_flight import MessagesInFlight
-from .pull_views import PullViews
 
 log = logging.getLogger("keylane.consumer")
 CLOCK_S = 0.001
 """Timers end so much earlier, at most, than a sum of times says."""
 ANY = -1
 """An offset that is in every request."""
+
+
+class AckedPartition(Protocol):
+    """What a sender of acks needs of its pull client."""
+
+    broker: BrokerClient
+    """The client of the partition's broker."""
+    boot_ns: Callable[[], int]
+    renewal_ms: float
+    """Milliseconds between two requests that renew what handlers have."""
+    respects_range_limit: bool
+    """Pulls stop while the broker takes no more ranges above the cursor."""
+
+    @property
+    def log_name(self) -> str:
+        """Subject, partition and group, for log lines."""
+        ...
+
+    @property
+    def holds_fence(self) -> bool:
+        """True while the broker has the fence, and the lease has not ended."""
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """True while the broker is known to have acks of all that was pulled, and a pull waits."""
+        ...
+
+    def held(self) -> list[Message]:
+        """The messages that the next request renews."""
+        ...
+
+    def renewed(self, messages: list[Message], sent_ns: int) -> None:
+        """Note that a request made at `sent_ns` has renewed messages."""
+        ...
+
+    def acked_to(self, answer: Acked) -> None:
+        """Note that acks are durable."""
+        ...
+
+    def note_unanswered(self, error: KeylaneError) -> None:
+        """Note why a call of the partition failed."""
+        ...
+
+    def knows_parked(self, version: int) -> bool:
+        """True if `check_parked` has nothing to learn."""
+        ...
+
+    async def check_parked(self, version: int) -> None:
+        """Learn what an operator has changed, if the version is newer than the one that is known."""
+        ...
 
 
 class AckWaiter(NamedTuple):
@@ -76,7 +127,7 @@ class AckSender:
 
     def __init__(
         self,
-        partition: PullViews,
+        partition: AckedPartition,
         who: tuple[int, str, str, int],
         *,
         in_flight: MessagesInFlight,

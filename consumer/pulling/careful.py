@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from typing import Protocol
 
 from ...protocol.clock import Clock
 from ...protocol.errors import CorruptBatchError
@@ -18,13 +19,15 @@ from ...protocol.frames import Acquired
 from ...protocol.message import Message
 from ...protocol.parked import Failure, crash_of
 from ...protocol.text import counted
-from ..delivery.client_delivery import ClientDelivery
+from ..delivery.client_delivery import ClientDelivery, DeliveringClient
 from ..delivery.pulled_batch import PulledBatch
 from ..log_names import message_name
+from ..parking.key_parking import KeyParking
 from ..settings import ConsumerSettings, FailurePolicy
 from .ack_sender import AckSender
 from .column_suspects import ColumnSuspects, SuspectPart
-from .pull_views import PullViews
+from .pull_gate import PullGate
+from .pull_owner import PullOwner
 from .suspects import CAREFUL_MS, SuspectQueue, SuspectStep
 
 log = logging.getLogger("keylane.consumer")
@@ -32,6 +35,40 @@ log = logging.getLogger("keylane.consumer")
 
 LONG_MS = 1_000
 """A suspect is waited for until the careful part ends, and for this at least."""
+
+
+class CarefulClient(DeliveringClient, Protocol):
+    """What a careful hand-out needs of its pull client beside."""
+
+    owner: PullOwner
+    gate: PullGate
+    parking: KeyParking
+
+    @property
+    def log_name(self) -> str:
+        """Subject, partition and group, for log lines."""
+        ...
+
+    @property
+    def next_offset(self) -> int:
+        """The first offset that is not pulled."""
+        ...
+
+    def blocks(self, message: Message, failure: Failure) -> None:
+        """Have the broker show why a message holds others up, with the next ack."""
+        ...
+
+    def divert(self, messages: list[Message]) -> list[Message]:
+        """Park those of messages that are counted as handed out whose keys are parked; returns the others."""
+        ...
+
+    def leave_out_parked(self, batch: PulledBatch) -> None:
+        """Park the rows of a batch, which are counted as handed out, whose keys are parked."""
+        ...
+
+    def give(self, messages: list[Message]) -> None:
+        """Give messages to handlers that are counted as handed out already."""
+        ...
 
 
 class CarefulHandOut(ClientDelivery):
@@ -58,11 +95,11 @@ class CarefulHandOut(ClientDelivery):
         "is_over",
     )
 
-    client: PullViews
+    client: CarefulClient
 
     def __init__(
         self,
-        client: PullViews,
+        client: CarefulClient,
         acks: AckSender,
         answer: Acquired,
         *,
