@@ -193,7 +193,11 @@ class Broadcast:
             numbers = [
                 number for number in numbers if number not in self._rows.ids or number in held
             ]
-        grants = () if self._suspended else tuple(Grant(partition=self._partitions[number], token=0) for number in numbers)  # fmt: skip
+        grants = (
+            ()
+            if self._suspended
+            else tuple(Grant(partition=self._partitions[number], token=0) for number in numbers)
+        )
         self._version += 1
         self._holder.granted(Grants(version=self._version, ttl_ms=0, grants=grants), NEVER_MS)
 

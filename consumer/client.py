@@ -225,20 +225,33 @@ class Consumer(Resident, Generic[V]):
         check_callbacks(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
         self._callbacks = on_assigned, on_revoked, on_lost
         self._several = several_if(subject, group, name, self._calls, broadcast)
-        self._filter, self._asked = filter_of(tags, filter), (tags, filter)
+        self._filter = filter_of(tags, filter)
+        self._asked = (tags, filter)
         if codec is not None:
             check_codec(codec)
         self._settings = settings_with(
-            settings, concurrency=concurrency, max_records=max_records, max_wait_ms=max_wait_ms,
-            ttl_ms=ttl_ms, consume_strategy=consume_strategy, instance=instance, ack=ack,
-            on_failure=on_failure, on_full=on_full, tries_max=tries_max,
+            settings,
+            concurrency=concurrency,
+            max_records=max_records,
+            max_wait_ms=max_wait_ms,
+            ttl_ms=ttl_ms,
+            consume_strategy=consume_strategy,
+            instance=instance,
+            ack=ack,
+            on_failure=on_failure,
+            on_full=on_full,
+            tries_max=tries_max,
             handler_timeout_ms=handler_timeout_ms,
-        )  # fmt: skip
+        )
         self._broadcast = check_broadcast(broadcast, group, start, self._settings)
         self._calls.check(self._settings, concurrency=concurrency, alone=not self._several)
-        self._addresses, self._name = addresses_of(meta), name
-        self._subject, self._group, self._codec = subject or "", group or "", codec
-        self._begins_at, self._given = begin_of(start, subject=self._subject), _environment
+        self._addresses = addresses_of(meta)
+        self._name = name
+        self._subject = subject or ""
+        self._group = group or ""
+        self._codec = codec
+        self._begins_at = begin_of(start, subject=self._subject)
+        self._given = _environment
         self._make_parts(_alone, wait_s, tls, token)
 
     def _make_parts(
@@ -247,8 +260,13 @@ class Consumer(Resident, Generic[V]):
         self._alone = alone or AloneTurn()
         network = None if self._given is None else self._given.network
         self._connections = Connections(
-            network, timeout_ms=self._settings.call_timeout_ms, what="consumer", wait_s=wait_s, tls=tls, token=token
-        )  # fmt: skip
+            network,
+            timeout_ms=self._settings.call_timeout_ms,
+            what="consumer",
+            wait_s=wait_s,
+            tls=tls,
+            token=token,
+        )
         self._home = self._connections.home
         self._dispatches = Dispatches(
             self._calls, settings=self._settings, home=self._home, wanted=self._filter
@@ -315,8 +333,11 @@ class Consumer(Resident, Generic[V]):
         meta = MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
         membership = self._membership = self._new_membership(meta)
         dispatch = self._dispatch = self._dispatches.new(
-            environment=self._environment, rng=self._rng, on_crash=self._fail, client=self._client_name
-        )  # fmt: skip
+            environment=self._environment,
+            rng=self._rng,
+            on_crash=self._fail,
+            client=self._client_name,
+        )
         self._assignments = self._new_assignments(membership, dispatch)
         self._connections.home.on_fork = self._assignments.forked
         try:
@@ -344,13 +365,25 @@ class Consumer(Resident, Generic[V]):
     def _new_membership(self, meta: MetaClient) -> Membership | Broadcast:
         if self._broadcast:
             return Broadcast(
-                subject=self._subject, client=self._client_name, meta=meta, connections=self._connections, clock=self._clock,
-            )  # fmt: skip
+                subject=self._subject,
+                client=self._client_name,
+                meta=meta,
+                connections=self._connections,
+                clock=self._clock,
+            )
         return Membership(
-            subject=self._subject, group=self._group, client=self._client_name, meta=meta, connections=self._connections,
-            settings=self._settings, clock=self._clock, rng=self._rng, identity=self._environment.draw_identity,
-            start=self._start, filter_text="" if self._filter is None else self._filter.text,
-        )  # fmt: skip
+            subject=self._subject,
+            group=self._group,
+            client=self._client_name,
+            meta=meta,
+            connections=self._connections,
+            settings=self._settings,
+            clock=self._clock,
+            rng=self._rng,
+            identity=self._environment.draw_identity,
+            start=self._start,
+            filter_text="" if self._filter is None else self._filter.text,
+        )
 
     @property
     def _client_name(self) -> str:
@@ -509,19 +542,36 @@ class Consumer(Resident, Generic[V]):
                 f"this consumer is of {self._subject}; Consumer(meta) without a subject takes handlers of any"
             )
         (tags, wanted), (on_assigned, on_revoked, on_lost) = self._asked, self._callbacks
-        known: dict[str, Any] = given_of(
-            settings=self._settings, wait_s=self._connections.wait_s, tls=self._connections.tls, token=self._connections.token,
-            start=self._begins_at, codec=self._codec, name=self._name, tags=tags, filter=wanted,
-            on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost,
-        ) | options  # fmt: skip
+        known: dict[str, Any] = (
+            given_of(
+                settings=self._settings,
+                wait_s=self._connections.wait_s,
+                tls=self._connections.tls,
+                token=self._connections.token,
+                start=self._begins_at,
+                codec=self._codec,
+                name=self._name,
+                tags=tags,
+                filter=wanted,
+                on_assigned=on_assigned,
+                on_revoked=on_revoked,
+                on_lost=on_lost,
+            )
+            | options
+        )
         kind = "batch_handler" if known.pop("batch", False) else "handler"
 
         def add(handler: H) -> H:
             several.check_new(subject, group)
             known[kind] = handler
             member: Consumer[Any] = Consumer(
-                self._addresses, subject=subject, group=group, _environment=self._given, _alone=self._alone, **known
-            )  # fmt: skip
+                self._addresses,
+                subject=subject,
+                group=group,
+                _environment=self._given,
+                _alone=self._alone,
+                **known,
+            )
             several.add(member, subject, group)
             return handler
 

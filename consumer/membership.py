@@ -232,10 +232,14 @@ class Membership:
         ):
             log.info(
                 "%s: the group exists, and began at %s; start=%s is for a new group",
-                self._name, joined.start, self._start,
-            )  # fmt: skip
+                self._name,
+                joined.start,
+                self._start,
+            )
         self._group_id = joined.group_id
-        self.session, self._joining, self._joined = session, "", True
+        self.session = session
+        self._joining = ""
+        self._joined = True
         self._version = -1
         self._heard = False
         self._fall_pauses.reset()
@@ -248,7 +252,8 @@ class Membership:
         if self._are_of_another_group(grants):
             return  # the first heartbeat ends the session
         if self._timeouts.allows_long_poll(self._clock.boot_ms()):
-            self._version, self._grants = grants.version, grants
+            self._version = grants.version
+            self._grants = grants
         holder.granted(grants, self._asked_ms + grants.ttl_ms - self._settings.margin_ms)
 
     def _are_of_another_group(self, grants: Grants) -> bool:
@@ -263,7 +268,8 @@ class Membership:
     def nudge(self) -> None:
         """Send the next heartbeat now, for a report."""
         self._nudged = True
-        poll, self._poll = self._poll, None
+        poll = self._poll
+        self._poll = None
         if poll is not None:
             now_s = asyncio.get_running_loop().time()
             if now_s < self._polls_until_s:
@@ -359,7 +365,8 @@ class Membership:
         if grants.version < self._version:
             await self._version_fell(grants.version)
             return
-        self._version, self._grants = grants.version, grants
+        self._version = grants.version
+        self._grants = grants
         deadline_ms = sent_at_ms + grants.ttl_ms - self._settings.margin_ms
         self._timeouts.granted(deadline_ms)
         holder.granted(grants, deadline_ms)
@@ -380,8 +387,10 @@ class Membership:
         """Ask again after a pause, longer each time, because two databases may answer in turn."""
         log.warning(
             "%s: the metaserver's grants went back from version %d to %d: its database has lost its last commits",
-            self._name, self._version, version,
-        )  # fmt: skip
+            self._name,
+            self._version,
+            version,
+        )
         self._version = -1
         await self._pause(self._fall_pauses)
 
@@ -433,7 +442,8 @@ class Membership:
         Raises:
             KeylaneError: the metaserver could not be told; nothing has changed.
         """
-        before, self._suspended = self._suspended, suspended
+        before = self._suspended
+        self._suspended = suspended
         body = Suspend(session=self.session, suspended=suspended)
         try:
             if self.session:
@@ -478,7 +488,8 @@ class Membership:
                     log.info("%s: leave: %s", self._name, error.message)
                 self.session = self._joining = ""
         finally:
-            shared, self._shared = self._shared, None
+            shared = self._shared
+            self._shared = None
             if shared is not None:
                 await shared.leave(self)
 

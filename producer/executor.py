@@ -83,12 +83,16 @@ class Executor:
         self.partition = partition
         self.state = ExecutorState(Reach.FAILS) if broker is None else STEADY
         self._waits = PartitionWaits(group.partition_name, group.broker_group, clock)
-        self._broker, self._owner = broker, owner
-        self._may_leave, self._static = may_leave, static
-        self._identity, self._producer_id = identity, identity.producer_id
+        self._broker = broker
+        self._owner = owner
+        self._may_leave = may_leave
+        self._static = static
+        self._identity = identity
+        self._producer_id = identity.producer_id
         self._settings = settings
         self._compression = Compression[settings.compression.upper()]
-        self._clock, self._budget = clock, budget
+        self._clock = clock
+        self._budget = budget
         self._loop = asyncio.get_running_loop()
         self.open = OutgoingBatch(self._loop)
         self._queue: deque[OutgoingBatch] = deque()
@@ -109,11 +113,14 @@ class Executor:
         """`_flight` counts this partition."""
         self.waited = False
         """The open batch does not wait for an answer of other partitions."""
-        self._linger_ms, self._in_flight_max = settings.linger_ms, settings.in_flight_max
+        self._linger_ms = settings.linger_ms
+        self._in_flight_max = settings.in_flight_max
         self._small_bytes = settings.batch_bytes // 4
-        self._append, self._timeout_ms = Append(partition.partition_id), settings.call_timeout_ms
+        self._append = Append(partition.partition_id)
+        self._timeout_ms = settings.call_timeout_ms
         self._wake = asyncio.Event()
-        self._epochs, self._epoch = epochs, next(epochs)
+        self._epochs = epochs
+        self._epoch = next(epochs)
         self._next_sequence = 0
         self._pauses = settings.backoff.pauses(rng)
         """Reset whenever a batch is stored."""
@@ -268,7 +275,8 @@ class Executor:
     async def _stream(self, channel: Channel) -> None:
         """Send until the channel is of no use; after a failure wait for all calls under way, then raise it."""
         calls = self._calls
-        self._channel, self._of_channel = channel, self._broker
+        self._channel = channel
+        self._of_channel = self._broker
         self.gathering = channel if isinstance(channel, Gathering) else None
         self._again = deque(self._in_flight)
         self._troubled = any(batch.doubtful for batch in self._in_flight)
@@ -276,7 +284,8 @@ class Executor:
             while True:
                 self._wake.clear()
                 if self._fault is not None:
-                    fault, self._fault = self._fault, None
+                    fault = self._fault
+                    self._fault = None
                     raise fault
                 self._settle_stored()
                 if calls and calls[0][1].done():
@@ -498,9 +507,12 @@ class Executor:
             failing_ms=now_ms - since_ms,
         )
         step = decide_after_failure(
-            error, stage, left=self.state.left, hopeless=hopeless,
+            error,
+            stage,
+            left=self.state.left,
+            hopeless=hopeless,
             doubtful=head.doubtful,  # batches behind it cannot be stored if it is not
-        )  # fmt: skip
+        )
         if step is Step.ELSEWHERE and not self._owner.has_spare(self):
             return Step.AGAIN
         return step
@@ -522,8 +534,9 @@ class Executor:
             log.warning(
                 "%s: %s to another partition, declared as reordered: %s",
                 self.group.partition_name,
-                counted(sum(map(len, leaving)), "message goes", "messages go"), error.message,
-            )  # fmt: skip
+                counted(sum(map(len, leaving)), "message goes", "messages go"),
+                error.message,
+            )
         self._waits.left()
         self._owner.take_back(self, leaving, step)
         self._tell_if_empty()

@@ -98,7 +98,9 @@ class SubjectSender:
         self._troubles = LogFilter()
         self._executors: dict[int, Executor] = {}
         self._epochs = itertools.count()
-        self.held = HeldMessages(subject, settings=settings, clock=clock, budget=budget, said=self._said)  # fmt: skip
+        self.held = HeldMessages(
+            subject, settings=settings, clock=clock, budget=budget, said=self._said
+        )
         self._halts = Halts(subject, clock, budget)
         self._queue_starts = QueueStarts(subject)
         self._open: set[int] = set()
@@ -269,8 +271,9 @@ class SubjectSender:
             log.warning(
                 "a producer of %s was never closed: %s not acked and given up; use: "
                 "async with Producer(...), or await producer.close()",
-                self.subject, counted(unsent, "message was", "messages were"),
-            )  # fmt: skip
+                self.subject,
+                counted(unsent, "message was", "messages were"),
+            )
 
     async def _follow(self) -> bool:
         """Follow the next route; True once all messages are given up for a refusal."""
@@ -320,9 +323,12 @@ class SubjectSender:
                 self.subject, wait_ms=URGENT_WAIT_MS, order_strategy=self._order_strategy
             )
         ask = partial(
-            self._meta.route, self.subject, known_version=known.version,
-            order_strategy=self._order_strategy, subject_id=known.subject_id,
-        )  # fmt: skip
+            self._meta.route,
+            self.subject,
+            known_version=known.version,
+            order_strategy=self._order_strategy,
+            subject_id=known.subject_id,
+        )
         if urgent:
             return await ask(wait_ms=URGENT_WAIT_MS)
         async with Race() as race:
@@ -437,10 +443,20 @@ class SubjectSender:
         address = partition.address
         group = MessageGroup(CLIENT_TYPE, self.subject, partition.name, partition.broker_group)
         return Executor(
-            group, partition, None if address is None else self._broker_at(address), self,
-            may_leave=route.may_leave, static=route.static, identity=self._identity, settings=self._settings,
-            clock=self._clock, rng=self._rng, budget=self._budget, epochs=self._epochs, turn=self._turn,
-        )  # fmt: skip
+            group,
+            partition,
+            None if address is None else self._broker_at(address),
+            self,
+            may_leave=route.may_leave,
+            static=route.static,
+            identity=self._identity,
+            settings=self._settings,
+            clock=self._clock,
+            rng=self._rng,
+            budget=self._budget,
+            epochs=self._epochs,
+            turn=self._turn,
+        )
 
     # ── leaving a partition ──────────────────────────────────────────────────────────────────────────
     def availability_changed(self) -> None:

@@ -100,7 +100,8 @@ class HandlerLog:
             sealed: the message's partition is sealed, so that those that continue it wait for the message.
         """
         trouble = self._trouble(message, now_ms)
-        trouble.kind, trouble.hangs = kind, False
+        trouble.kind = kind
+        trouble.hangs = False
         if now_ms < trouble.repeats.due_ms:
             return None
         traceback = asked_for is None and self._tracebacks.admit(now_ms, kind, None) is not None

@@ -121,7 +121,9 @@ class Stream:
         self._seen: Message | None = None
         """`current` at the last check; `_seen_ms` says since when."""
         self._seen_ms = 0
-        self._watch, self._held, self._iterated = StreamWatch(), LongUnacked(), False
+        self._watch = StreamWatch()
+        self._held = LongUnacked()
+        self._iterated = False
         runner, done = "body of the loop", "is left by the loop"
         self._handler_log = HandlerLog(runner=runner, done=done, ordered=ordered)
         self._leaving = asyncio.Event()
@@ -269,7 +271,8 @@ class Stream:
             self._begun.set()
         self._asked.set()
         self._iterated = True
-        self.current, self._given = None, []
+        self.current = None
+        self._given = []
 
     def _check_open(self) -> None:
         if self._error is not None:
@@ -284,7 +287,8 @@ class Stream:
             return None
         message = self._in_hand.take_alone(self._waiting, self._boot_ns)
         if message is not None:
-            self._turn_left, self.current = left, message
+            self._turn_left = left
+            self.current = message
         return message
 
     def ack_hand(self, messages: list[Message]) -> bool:
@@ -462,7 +466,9 @@ class Stream:
 
     def put_back(self, taken: Message | list[Message] | ArrowBatch) -> None:
         """See `taken.put_back`."""
-        self._quick, self._alone, self.current = False, False, None
+        self._quick = False
+        self._alone = False
+        self.current = None
         put_back(taken, self._arrow, self._in_hand, self._boot_ns())
         self._work.set()
 
@@ -556,7 +562,8 @@ class Stream:
         given_back = self._in_hand.drop(client.is_of)
         paused = len(self._paused.pop(client.partition_id, ()))
         client.forget(len(self._waiting) - len(kept) + opened + given_back + paused)
-        self._waiting, self._stored = kept, stored
+        self._waiting = kept
+        self._stored = stored
         self._arrow.drop(client)
         for line in self._handler_log.given_up_all(client.is_of, self._boot_ns() // 1_000_000):
             warn(line)
@@ -581,8 +588,9 @@ class Stream:
                 log.warning(
                     "%s is wanted elsewhere, and %d of its messages are taken and not acked; it is "
                     "handed over once they are acked or the next message is asked for",
-                    client.log_name, client.outstanding,
-                )  # fmt: skip
+                    client.log_name,
+                    client.outstanding,
+                )
                 await race.first()
 
     async def finish(self) -> None:
@@ -605,7 +613,8 @@ class Stream:
             line = self._handler_log.running(self._seen, self._seen_ms, now_ms)
         else:
             line = None if self._seen is None else self._handler_log.stopped(self._seen, now_ms)
-            self._seen, self._seen_ms = self.current, now_ms
+            self._seen = self.current
+            self._seen_ms = now_ms
         warn(line)
         warn(self._handler_log.summary(now_ms))
         if not self._iterated and (self._waiting or self._stored):
@@ -626,7 +635,9 @@ class Stream:
 
     async def close(self) -> None:
         """End the iteration."""
-        self._closed, self._quick, self._alone = True, False, False
+        self._closed = True
+        self._quick = False
+        self._alone = False
         self._waiting.clear()
         self._stored.clear()
         self._in_hand.close()

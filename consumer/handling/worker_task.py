@@ -21,8 +21,16 @@ class WorkerTask:
     """A worker; `Workers` says how its requests to end are counted."""
 
     __slots__ = (
-        "cancelled_message", "message", "ran", "running", "seen", "seen_attempt", "seen_ms", "task", "timed_out",
-    )  # fmt: skip
+        "cancelled_message",
+        "message",
+        "ran",
+        "running",
+        "seen",
+        "seen_attempt",
+        "seen_ms",
+        "task",
+        "timed_out",
+    )
 
     def __init__(self) -> None:
         self.message: Message | None = None
@@ -43,7 +51,8 @@ class WorkerTask:
 
     def forget(self) -> None:
         """Forget the message of a worker that has ended, so that no hand-over waits for it."""
-        message, self.message = self.message, None
+        message = self.message
+        self.message = None
         if message is not None:
             message.delivery.forget(1)  # type: ignore[union-attr]
 
@@ -61,7 +70,8 @@ class WorkerTask:
             return 0
         running = self.running
         if running is None or running[0] is not message or running[1] != message.attempt:
-            self.running, self.timed_out = (message, message.attempt, now_ms), None
+            self.running = (message, message.attempt, now_ms)
+            self.timed_out = None
             return 0
         return now_ms - running[2]
 
@@ -102,7 +112,8 @@ class IdleWorkers:
 
     def wake_all(self) -> None:
         """Wake every idle worker."""
-        waiting, self.waiting = self.waiting, {}
+        waiting = self.waiting
+        self.waiting = {}
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
@@ -148,7 +159,8 @@ def look_at(
             why = failing.hanging(_what(message), message.attempt)
             message.delivery.note_hangs(message, why, running_ms)  # type: ignore[union-attr]
         return handler_log.running(message, worker.seen_ms, now_ms)
-    worker.seen, worker.seen_ms = message, now_ms
+    worker.seen = message
+    worker.seen_ms = now_ms
     worker.seen_attempt = 0 if message is None else message.attempt
     return None if seen is None else handler_log.stopped(seen, now_ms)
 

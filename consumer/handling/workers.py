@@ -106,19 +106,24 @@ class Workers:
         acks_each: bool = False,
         failing: Failing | None = None,
     ) -> None:
-        self._timeout_ms, self._cancels = handler_timeout_ms, cancels
+        self._timeout_ms = handler_timeout_ms
+        self._cancels = cancels
         self._timeouts: asyncio.TimerHandle | None = None
         """Of the next look for handlers that take too long."""
-        self._acks_each, self._ordered = acks_each, ordered
+        self._acks_each = acks_each
+        self._ordered = ordered
         self._failing = failing or Failing()
         self._lanes = Lanes(ordered=ordered)
-        self._handler, self._is_async = handler, is_async(handler)
-        self._handover_ms, self._backoff = handover_ms, backoff
+        self._handler = handler
+        self._is_async = is_async(handler)
+        self._handover_ms = handover_ms
+        self._backoff = backoff
         self._boot_ns = clock.boot_ns
         self._readings = boot_seconds(clock)
         self._run_size = RUN_MIN
         """Of the next run: twice as many after each that ends without a wait."""
-        self._rng, self._on_crash = rng, on_crash
+        self._rng = rng
+        self._on_crash = on_crash
         self._handler_log = HandlerLog(ordered=ordered)
         self._retries: Retries[Message] = Retries(concurrency)
         self._timer: asyncio.TimerHandle | None = None
@@ -589,8 +594,10 @@ class Workers:
         pause_ms = self._failing.pause_ms(failed, asked_ms)
         line = self._handler_log.set_aside(
             *(failed, failure.kind, self._now_ms()),
-            with_key=parks, pause_ms=pause_ms, asked_for=isinstance(asked, Retry),
-        )  # fmt: skip
+            with_key=parks,
+            pause_ms=pause_ms,
+            asked_for=isinstance(asked, Retry),
+        )
         self._log_line(line, error)
         if pause_ms is not None:
             client.retry(failed, failure, pause_ms)
@@ -677,8 +684,9 @@ class Workers:
             log.warning(
                 "%s has been in a thread for %d ms, which is its handler_timeout_ms; a thread cannot be cancelled, so its "
                 "key and its thread wait until the handler returns",
-                message_name(message), self._timeout_ms,
-            )  # fmt: skip
+                message_name(message),
+                self._timeout_ms,
+            )
         worker.timed_out = message
 
     def _timeout_error(self, cause: BaseException | None = None) -> HandlerTimeoutError:
@@ -772,8 +780,9 @@ class Workers:
             for message in (worker.message for worker in late if worker.message):
                 log.warning(
                     "handler of %s was cancelled %d ms ago and still runs; the hand-over waits for it",
-                    message_name(message), warn_ms,
-                )  # fmt: skip
+                    message_name(message),
+                    warn_ms,
+                )
             await client.wait_handled()
         for worker in late:
             worker.take_back_cancel()

@@ -139,7 +139,8 @@ class ParkSender:
                 answer, value = await context.client.broker.call(ask)
                 assert isinstance(answer, ParkedEdited)
                 if answer.properties is not None:
-                    message.value, message.packed_properties = bytes(value), answer.properties
+                    message.value = bytes(value)
+                    message.packed_properties = answer.properties
 
     async def send_now(self, changes: Iterable[AskedChange], next_tries: NextTries = ()) -> int:
         """Make changes durable that do not wait for others; returns the broker's version.  Raises KeylaneError."""

@@ -307,7 +307,7 @@ class Redrives:
             "%s: the process of the consumer before ended while it had dead letters that were chosen to be "
             "handled again; they are dead letters as before",
             self._context.log_name,
-        )  # fmt: skip
+        )
         while rows := (await self._sender.first_rows(key, MAX_I64)).rows:
             await self._sender.send_now(
                 [Shift(RETRIED, None, source, ((start, end),)) for source, start, end in rows]
@@ -477,8 +477,11 @@ class Redrives:
     async def _give_up(self, key: ParkKey, source: int, start: int, end: int) -> None:
         log.warning(
             "%s: parked messages [%d, %d) of partition %d are stored no longer, and are given up",
-            self._context.log_name, start, end, source,
-        )  # fmt: skip
+            self._context.log_name,
+            start,
+            end,
+            source,
+        )
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._sender.unpark(
             key, source, start, end, lambda: None if gone.done() else gone.set_result(None)

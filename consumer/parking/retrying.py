@@ -152,8 +152,11 @@ class Retrying:
     def _bury_crashed(self, attempts: int, source: int, part: Range) -> None:
         log.warning(
             "%s: %s of partition %d, from offset %d on, ended the processes of two consumers, and is set aside",
-            self._context.log_name, counted(part[1] - part[0], "message"), source, part[0],
-        )  # fmt: skip
+            self._context.log_name,
+            counted(part[1] - part[0], "message"),
+            source,
+            part[0],
+        )
         failure = crash_of("again", at_ms=self._client.wall_ms(), attempts=attempts)
         self._sender.shift(Shift(-attempts, None, source, (part,), failure), _nothing)
 

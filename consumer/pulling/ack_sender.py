@@ -325,10 +325,12 @@ class AckSender:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            calling, self._calling = self._calling, None
+            calling = self._calling
+            self._calling = None
             if calling is not None:
                 calling.cancel()
-            request, self._under_way = self._under_way, None
+            request = self._under_way
+            self._under_way = None
             if request is not None:
                 self._take_back(request)
 
@@ -362,7 +364,9 @@ class AckSender:
 
     def _answered(self, calling: Calling) -> None:
         """Take the answer to the request that is under way, or its error."""
-        request, self._under_way, self._calling = self._under_way, None, None
+        request = self._under_way
+        self._under_way = None
+        self._calling = None
         trouble = self._trouble
         if request is None:
             return
@@ -411,7 +415,8 @@ class AckSender:
         self.is_due = False
         self._sent_s = self._loop.time()
         ranges = self.handled.take()
-        waiters, self._waiters = self._waiters, []
+        waiters = self._waiters
+        self._waiters = []
         failed, oldest = self.tries.told_with(ranges)
         begun = tuple(self._begun.items()) if self._begun else ()
         partition = self._partition

@@ -169,10 +169,12 @@ class CarefulHandOut(ClientDelivery):
             "%s: the two consumers before it ended without handing over; %s handled one at a time, for up to "
             "%d s, because one of them may have ended both",
             client.log_name,
-            counted(max(upto - client.cursor, 1), "message is", "messages are"), CAREFUL_MS // 1_000,
-        )  # fmt: skip
+            counted(max(upto - client.cursor, 1), "message is", "messages are"),
+            CAREFUL_MS // 1_000,
+        )
         self._opens = await self.client.owner.takes_messages()
-        stored, self._stored = self._stored, []
+        stored = self._stored
+        self._stored = []
         if not self._opens:
             await self._run_columns(stored)
             return
@@ -195,7 +197,8 @@ class CarefulHandOut(ClientDelivery):
     def stop(self) -> None:
         """Hand nothing more out; the task is cancelled."""
         self.is_over = True
-        stored, self._stored = self._stored, []
+        stored = self._stored
+        self._stored = []
         if self._columns is not None:
             stored += self._columns.rest()
         waiting = sum(batch.count for batch in stored) + len(self._queue.rest())
@@ -258,8 +261,10 @@ class CarefulHandOut(ClientDelivery):
         """Name a message whose process ended while it was handled alone, in the log and at its broker."""
         log.warning(
             "%s: the process of its consumer ended while it was handled, %s%s",
-            message_name(message), counted(crashes, "time"), then,
-        )  # fmt: skip
+            message_name(message),
+            counted(crashes, "time"),
+            then,
+        )
         self.client.blocks(message, self._crash(message, crashes))
 
     def _crash(self, message: Message, crashes: int) -> Failure:

@@ -109,11 +109,14 @@ class PullClient(UserAcks):
         owner: PullOwner,
     ) -> None:
         self.partition_id = int(grant.partition.partition_id)
-        self.leased_id, self.token = self.partition_id, grant.token
+        self.leased_id = self.partition_id
+        self.token = grant.token
         self.queue = int(grant.partition.queue)
         self.broker_group = str(grant.partition.broker_group)
         self.logic_start = grant.partition.logic_start
-        self.group, self.session, self.codec = group, session, owner.codec
+        self.group = group
+        self.session = session
+        self.codec = owner.codec
         self.client = self
         """As a delivery of messages: the pull client whose messages end together."""
         self.life = Lifetime(deadline_ms)
@@ -125,13 +128,23 @@ class PullClient(UserAcks):
         assert grant.partition.address is not None
         self._connections = connections
         self.broker = connections.broker_at(grant.partition.address)
-        self._settings, self._clock, self._rng = settings, clock, rng
-        self.wall_ms, self.boot_ns = clock.wall_ms, clock.boot_ns
+        self._settings = settings
+        self._clock = clock
+        self._rng = rng
+        self.wall_ms = clock.wall_ms
+        self.boot_ns = clock.boot_ns
         self.owner = owner
         super().__init__()
         context = ParkContext(
-            self, owner, grant, self._who, subject=subject, connections=connections, settings=settings, rng=rng
-        )  # fmt: skip
+            self,
+            owner,
+            grant,
+            self._who,
+            subject=subject,
+            connections=connections,
+            settings=settings,
+            rng=rng,
+        )
         self.parking = KeyParking(context)
         self._begin()
 
@@ -153,7 +166,8 @@ class PullClient(UserAcks):
         """Between pulls that fail."""
         sender = self._new_sender()
         self.acks = self._acks = sender
-        self._handled, self._tries = sender.handled, sender.tries
+        self._handled = sender.handled
+        self._tries = sender.tries
         self.acks_each = sender.each
         """The next message of a key waits for the ack of the one before."""
         self.note_failed = sender.failed
@@ -335,7 +349,8 @@ class PullClient(UserAcks):
 
     def start_no_more(self) -> None:
         """Have no handler start, without a word to others: this process is a child."""
-        self.deadline_ns, self.deadline_s = 0, 0.0
+        self.deadline_ns = 0
+        self.deadline_s = 0.0
 
     def forget(self, count: int) -> None:
         """Note that `count` of the messages handed out will not be handled here."""
@@ -638,8 +653,10 @@ class PullClient(UserAcks):
             self._careful.put([])  # there is no suspect among them any more
         log.warning(
             "%s: %s removed before the group got them; it continues at offset %d",
-            self.log_name, counted(missed, "message was", "messages were"), first_offset,
-        )  # fmt: skip
+            self.log_name,
+            counted(missed, "message was", "messages were"),
+            first_offset,
+        )
 
     def decode(self, record: memoryview, header: Header) -> list[Message]:
         """Every message of a batch that the owner keeps."""
