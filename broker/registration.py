@@ -26,7 +26,7 @@ from ..protocol.errors import (
     RetryRule,
     UnreachableError,
 )
-from ..protocol.text import counted
+from ..protocol.log_filter import LogFilter
 
 log = logging.getLogger("keylane.broker")
 
@@ -83,7 +83,9 @@ class Registration:
         self._accepted = asyncio.Event()
         self._began_ms = self._boot_ms()
         self._reported = False
-        self._logged = ("", logging.NOTSET)
+        self._troubles = LogFilter()
+        self._level = logging.INFO
+        """The level of the last line about a failure, which its end has too."""
         self.problem = "not reported yet"
         self.refusal = ""
         """Why the metaserver refuses this broker and sends no client to it; "" if it does not, or does not answer."""
@@ -143,15 +145,8 @@ class Registration:
                 self._note_asked()
                 wait_ms = pauses.next_ms()
             else:
-                if pauses.failures:
-                    again = " again" if self._reported else ""
-                    log.log(
-                        self._logged[1],
-                        "registered%s after %s",
-                        again,
-                        counted(pauses.failures, "try", "tries"),
-                    )
                 pauses.reset()
+                self._note_registered()
                 if welcome.groups_missed and self._on_missed is not None:
                     self._on_missed()
                 self.set_aside = ""
@@ -161,7 +156,6 @@ class Registration:
                 if not self._reported and self._on_accepted is not None:
                     await self._on_accepted()
                 self._reported = True
-                self._logged = ("", logging.NOTSET)
                 self.problem = self.refusal = ""
                 wait_ms, ttl_ms = welcome.heartbeat_ms, welcome.ttl_ms
                 if welcome.access is None:  # else any answer may take a right back
@@ -195,13 +189,17 @@ class Registration:
     def _tell(self, error: KeylaneError) -> None:
         """Log each problem once.  A broker may start before its metaserver, so at first no answer is logged at INFO."""
         starting = not self._reported and self._boot_ms() - self._began_ms < START_MS
-        level = (
+        level = self._level = (
             logging.INFO if starting and isinstance(error, UnreachableError) else logging.WARNING
         )
-        if (error.message, level) != self._logged:
+        if line := self._troubles.met(error.message, self._boot_ms(), level):
             hint = f"; {_way_out(error)}" if isinstance(error, _SET_ASIDE) else ""
-            log.log(level, "not registered: %s%s", error.message, hint)
-        self._logged = (error.message, level)
+            log.log(level, "not registered: %s%s", line, hint)
+
+    def _note_registered(self) -> None:
+        again = " again" if self._reported else ""
+        if failures := self._troubles.over(self._boot_ms(), logging.INFO, logging.WARNING):
+            log.log(self._level, "registered%s after %s", again, failures)
 
 
 def _way_out(error: KeylaneError) -> str:

@@ -1,11 +1,10 @@
 """Consuming: membership and leases, pull clients per partition, lanes per order key, acks, hand-over."""
 
-from .client import Consumer
+from .client import Assignment, Consumer, Lag
 from .delivery.filter import Filter
 from .handling.arrow_batch import ArrowBatch
 from .handling.handlers import BatchHandler, Handler
 from .handling.not_acked import NACK, Retry
-from .owned import Assignment, Lag
 from .pulling.progress import Position
 from .reading.queue_reader import QueueProgress, QueueReader, QueueSlice
 from .reading.reader import Reader

@@ -18,13 +18,13 @@ from ..protocol import endpoints
 from ..protocol.clock import Clock
 from ..protocol.control import Grant, Grants
 from ..protocol.errors import ConfigError, KeylaneError, NotSentError, RetryRule, StorageError
+from ..protocol.log_filter import LogFilter
 from ..protocol.message import Message
 from ..protocol.offsets import AckedOffsets
 from ..protocol.operations import PartitionHistory, SubjectHistory
 from ..protocol.routing import ConsumeStrategy, Partition, PartitionState
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
-from ..rpc.liveness.told_texts import ToldTexts
 from ..rpc.race import start_task
 from .log_names import consumer_name, partition_name
 from .membership import GrantHolder
@@ -196,7 +196,11 @@ class Broadcast:
             numbers = [
                 number for number in numbers if number not in self._rows.ids or number in held
             ]
-        grants = () if self._suspended else tuple(Grant(partition=self._partitions[number], token=0) for number in numbers)  # fmt: skip
+        grants = (
+            ()
+            if self._suspended
+            else tuple(Grant(partition=self._partitions[number], token=0) for number in numbers)
+        )
         self._version += 1
         self._holder.granted(Grants(version=self._version, ttl_ms=0, grants=grants), NEVER_MS)
 
@@ -217,7 +221,7 @@ class Broadcast:
         return not acked.unacked(start, end)
 
     async def _look(self, holder: GrantHolder) -> None:
-        troubles = ToldTexts()
+        troubles = LogFilter()
         try:
             while True:
                 soon = self._lineage.lacks_children or self._rows_wait
@@ -230,12 +234,14 @@ class Broadcast:
                 self._nudge.clear()
                 try:
                     await self._look_once(holder)
-                    troubles.over()
+                    if failures := troubles.over(self._clock.boot_ms()):
+                        name = consumer_name(self._subject, "")
+                        log.info("%s gets routes again, after %s", name, failures)
                 except KeylaneError as error:
                     if error.retry is RetryRule.NEVER and not isinstance(error, StorageError):
                         raise
-                    level = troubles.level(error.message)
-                    log.log(level, "%s: %s", consumer_name(self._subject, ""), error.message)
+                    if line := troubles.met(error.message, self._clock.boot_ms()):
+                        log.info("%s: %s", consumer_name(self._subject, ""), line)
                     await asyncio.sleep(CHILDREN_MS / 1000)
         except (asyncio.CancelledError, GeneratorExit):
             raise

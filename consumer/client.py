@@ -6,37 +6,53 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Hashable, Iterable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Never, Self, TypeVar
+from operator import attrgetter
+from threading import get_ident
+from typing import Any, Generic, Never, NoReturn, Self, SupportsIndex, TypeVar
 
 from ..protocol.address import addresses_of
 from ..protocol.codecs.codec import Codec, V, check_codec
-from ..protocol.errors import ClosedError, HandlerTypeError, InvalidRequestError
+from ..protocol.errors import (
+    ClosedError,
+    ConfigError,
+    HandlerTypeError,
+    InvalidRequestError,
+    PartitionUnknownError,
+    SeekRefusedError,
+)
 from ..protocol.http.tls_settings import TlsSettings
+from ..protocol.message import Message
 from ..protocol.reading.instants import GroupBegin, group_start
 from ..protocol.routing import ConsumeStrategy
-from ..protocol.settings import refuse_others
+from ..protocol.settings import range_problems, refuse_call, refuse_others
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up, to_the_end
 from ..rpc.environment import Environment, environment_of
-from ..rpc.home import Resident
+from ..rpc.home import Home, Resident
 from ..rpc.race import Race, error_of, start_ending
 from .assignments import Assignments
 from .broadcast import Broadcast, check_broadcast
 from .delivery.alone_turn import AloneTurn
 from .delivery.filter import Filter, filter_of
 from .dispatches import Calls, Dispatches
+from .handling.arrow_batch import ArrowBatch, check_arrow
 from .handling.handlers import BatchHandler, Handler
-from .handling.stream import Stream
+from .handling.stream import NEXTS, Stream
+from .handling.taken import ack_all, check_handed_out, count_try, listed, nack_all
 from .handling.workers import Workers
 from .log_names import consumer_name
 from .manifest_file import begin_of
 from .membership import Membership
-from .owned import Owned
+from .pulling.progress import Position
+from .pulling.pull_client import PullClient
+from .pulling.pull_gate import PAUSED
 from .rebalance import PartitionsCallback, Rebalance, check_callbacks
 from .settings import (
     OTHER_WORDS,
+    RECORDS_MAX,
     AckMode,
     ConsumerSettings,
     FailurePolicy,
@@ -45,13 +61,41 @@ from .settings import (
     settings_with,
 )
 from .several import several_if
-from .taking import Taking
 
 log = logging.getLogger("keylane.consumer")
 H = TypeVar("H", bound=Callable[..., Any])
+GETMANY_MS_MAX = 600_000
 
 
-class Consumer(Owned, Taking[V], Resident):
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One partition that a consumer owns."""
+
+    partition_id: int
+    fencing_token: int
+    outstanding: int
+    """Messages pulled and not yet handled."""
+    waiting_for: str
+    """For people: what pulling waits for, as "messages", "handlers" or the text of an error."""
+    missed: int = 0
+    """Messages that retention by time removed before this consumer pulled them."""
+    queue: int = 0
+    """The number of its logic queue."""
+    paused: bool = False
+    """True between `pause` and `resume`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a consumer is behind the ends of its partitions, as of its last pulls."""
+
+    messages: int
+    """Messages from the cursors to the ends."""
+    seconds: float
+    """The largest age of what is not acked, as of `Position.lag_s`; 0.0 if everything is acked."""
+
+
+class Consumer(Resident, Generic[V]):
     """
     Handles the messages of a subject for a consumer group.
 
@@ -181,20 +225,33 @@ class Consumer(Owned, Taking[V], Resident):
         check_callbacks(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
         self._callbacks = on_assigned, on_revoked, on_lost
         self._several = several_if(subject, group, name, self._calls, broadcast)
-        self._filter, self._asked = filter_of(tags, filter), (tags, filter)
+        self._filter = filter_of(tags, filter)
+        self._asked = (tags, filter)
         if codec is not None:
             check_codec(codec)
         self._settings = settings_with(
-            settings, concurrency=concurrency, max_records=max_records, max_wait_ms=max_wait_ms,
-            ttl_ms=ttl_ms, consume_strategy=consume_strategy, instance=instance, ack=ack,
-            on_failure=on_failure, on_full=on_full, tries_max=tries_max,
+            settings,
+            concurrency=concurrency,
+            max_records=max_records,
+            max_wait_ms=max_wait_ms,
+            ttl_ms=ttl_ms,
+            consume_strategy=consume_strategy,
+            instance=instance,
+            ack=ack,
+            on_failure=on_failure,
+            on_full=on_full,
+            tries_max=tries_max,
             handler_timeout_ms=handler_timeout_ms,
-        )  # fmt: skip
+        )
         self._broadcast = check_broadcast(broadcast, group, start, self._settings)
         self._calls.check(self._settings, concurrency=concurrency, alone=not self._several)
-        self._addresses, self._name = addresses_of(meta), name
-        self._subject, self._group, self._codec = subject or "", group or "", codec
-        self._begins_at, self._given = begin_of(start, subject=self._subject), _environment
+        self._addresses = addresses_of(meta)
+        self._name = name
+        self._subject = subject or ""
+        self._group = group or ""
+        self._codec = codec
+        self._begins_at = begin_of(start, subject=self._subject)
+        self._given = _environment
         self._make_parts(_alone, wait_s, tls, token)
 
     def _make_parts(
@@ -203,8 +260,13 @@ class Consumer(Owned, Taking[V], Resident):
         self._alone = alone or AloneTurn()
         network = None if self._given is None else self._given.network
         self._connections = Connections(
-            network, timeout_ms=self._settings.call_timeout_ms, what="consumer", wait_s=wait_s, tls=tls, token=token
-        )  # fmt: skip
+            network,
+            timeout_ms=self._settings.call_timeout_ms,
+            what="consumer",
+            wait_s=wait_s,
+            tls=tls,
+            token=token,
+        )
         self._home = self._connections.home
         self._dispatches = Dispatches(
             self._calls, settings=self._settings, home=self._home, wanted=self._filter
@@ -271,8 +333,11 @@ class Consumer(Owned, Taking[V], Resident):
         meta = MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
         membership = self._membership = self._new_membership(meta)
         dispatch = self._dispatch = self._dispatches.new(
-            environment=self._environment, rng=self._rng, on_crash=self._fail, client=self._client_name
-        )  # fmt: skip
+            environment=self._environment,
+            rng=self._rng,
+            on_crash=self._fail,
+            client=self._client_name,
+        )
         self._assignments = self._new_assignments(membership, dispatch)
         self._connections.home.on_fork = self._assignments.forked
         try:
@@ -300,13 +365,25 @@ class Consumer(Owned, Taking[V], Resident):
     def _new_membership(self, meta: MetaClient) -> Membership | Broadcast:
         if self._broadcast:
             return Broadcast(
-                subject=self._subject, client=self._client_name, meta=meta, connections=self._connections, clock=self._clock,
-            )  # fmt: skip
+                subject=self._subject,
+                client=self._client_name,
+                meta=meta,
+                connections=self._connections,
+                clock=self._clock,
+            )
         return Membership(
-            subject=self._subject, group=self._group, client=self._client_name, meta=meta, connections=self._connections,
-            settings=self._settings, clock=self._clock, rng=self._rng, identity=self._environment.draw_identity,
-            start=self._start, filter_text="" if self._filter is None else self._filter.text,
-        )  # fmt: skip
+            subject=self._subject,
+            group=self._group,
+            client=self._client_name,
+            meta=meta,
+            connections=self._connections,
+            settings=self._settings,
+            clock=self._clock,
+            rng=self._rng,
+            identity=self._environment.draw_identity,
+            start=self._start,
+            filter_text="" if self._filter is None else self._filter.text,
+        )
 
     @property
     def _client_name(self) -> str:
@@ -465,19 +542,36 @@ class Consumer(Owned, Taking[V], Resident):
                 f"this consumer is of {self._subject}; Consumer(meta) without a subject takes handlers of any"
             )
         (tags, wanted), (on_assigned, on_revoked, on_lost) = self._asked, self._callbacks
-        known: dict[str, Any] = given_of(
-            settings=self._settings, wait_s=self._connections.wait_s, tls=self._connections.tls, token=self._connections.token,
-            start=self._begins_at, codec=self._codec, name=self._name, tags=tags, filter=wanted,
-            on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost,
-        ) | options  # fmt: skip
+        known: dict[str, Any] = (
+            given_of(
+                settings=self._settings,
+                wait_s=self._connections.wait_s,
+                tls=self._connections.tls,
+                token=self._connections.token,
+                start=self._begins_at,
+                codec=self._codec,
+                name=self._name,
+                tags=tags,
+                filter=wanted,
+                on_assigned=on_assigned,
+                on_revoked=on_revoked,
+                on_lost=on_lost,
+            )
+            | options
+        )
         kind = "batch_handler" if known.pop("batch", False) else "handler"
 
         def add(handler: H) -> H:
             several.check_new(subject, group)
             known[kind] = handler
             member: Consumer[Any] = Consumer(
-                self._addresses, subject=subject, group=group, _environment=self._given, _alone=self._alone, **known
-            )  # fmt: skip
+                self._addresses,
+                subject=subject,
+                group=group,
+                _environment=self._given,
+                _alone=self._alone,
+                **known,
+            )
             several.add(member, subject, group)
             return handler
 
@@ -614,3 +708,335 @@ class Consumer(Owned, Taking[V], Resident):
         if self._membership is None:
             raise ClosedError("the consumer is not open")
         await self._membership.suspend(False)
+
+    # ── its partitions ────────────────────────────────────────────────────────────────────────────────
+    @property
+    def _parts(self) -> list[Consumer[Any]]:
+        """The consumers that this object is made of."""
+        if self._several is None:
+            return [self]
+        return [member for member in self._several.members if isinstance(member, Consumer)]
+
+    @property
+    def assignment(self) -> list[Assignment]:
+        """The partitions owned now, by id; none while it is not open here."""
+        return [
+            Assignment(
+                client.partition_id,
+                client.token,
+                client.outstanding,
+                client.waiting_for,
+                client.missed,
+                client.queue,
+                client.paused,
+            )
+            for client in sorted(self._all_clients, key=attrgetter("partition_id"))
+        ]
+
+    @property
+    def waiting_for(self) -> str:
+        """
+        For people, else "": who has suspended it, so that it is granted no partitions; and those whose messages it handles one
+        at a time, because they may have ended the process of an earlier owner.
+        """
+        texts = [
+            part._assignments.waiting_for
+            for part in self._parts
+            if part._assignments is not None and part._home.here
+        ]
+        return "; ".join(dict.fromkeys(text for text in texts if text))
+
+    async def pause(self, *partition_ids: int) -> None:
+        """
+        Get no message of these partitions until `resume`, or until they are handed over; without ids, of all that are owned.
+
+        They stay assigned.  A message that failed, and is tried again, and messages that run or are in hand are not held.
+
+        Raises:
+            PartitionUnknownError: a partition is not assigned now; nothing has changed.
+            InvalidRequestError: a list, a text or an `Assignment` in place of the id of a partition.
+            ClosedError, ForkedError, OtherLoopError: the consumer is not open here.
+        """
+        ids = partition_ids or tuple(client.partition_id for client in self._all_clients)
+        self._steer(ids, paused=True)
+
+    def _steer(self, partition_ids: tuple[int, ...], *, paused: bool) -> None:
+        for part in self._parts:
+            part._home.check()
+        owned = {client.partition_id for client in self._all_clients}
+        for partition_id in partition_ids:
+            # An array says that it can be an index.
+            if not (isinstance(partition_id, SupportsIndex) and isinstance(partition_id, Hashable)):
+                raise InvalidRequestError(
+                    "partitions are given by their ids, one by one, as pause(3, 5) or "
+                    f"pause(*consumer.position), not {partition_id!r:.40}"
+                )
+            if partition_id not in owned:
+                raise PartitionUnknownError(
+                    f"partition {partition_id!r:.40} is not assigned to this consumer",
+                    partition_id=partition_id,
+                    subject=self._subject,
+                )
+        for part in self._parts:
+            part._hold(partition_ids, paused=paused)
+
+    def _hold(self, partition_ids: tuple[int, ...], *, paused: bool) -> None:
+        """Pause or resume those of the partitions that this one owns."""
+        clients, dispatch = self._clients, self._dispatch
+        for partition_id in partition_ids:
+            client = clients.get(partition_id)
+            if client is None or dispatch is None:
+                continue
+            if paused and not client.paused:
+                client.gate.hold(PAUSED)
+                dispatch.pause(partition_id)
+            elif not paused and client.paused:
+                client.gate.let_go(PAUSED)
+                dispatch.resume(partition_id)
+
+    @property
+    def _all_clients(self) -> list[PullClient]:
+        """Those of all parts; two groups may each have one of the same partition."""
+        return [client for part in self._parts for client in part._clients.values()]
+
+    @property
+    def _clients(self) -> dict[int, PullClient]:
+        if self._assignments is None or not self._home.here:
+            return {}
+        return {client.partition_id: client for client in self._assignments.clients}
+
+    @property
+    def position(self) -> dict[int, Position]:
+        """
+        By id of each partition that is owned now: what is pulled and acked of it, and its lag.
+
+        Where handlers of `on` for two groups have the same partition, that of the group that is further behind.
+        """
+        positions: dict[int, Position] = {}
+        for client in self._all_clients:
+            position, other = client.position, positions.get(client.partition_id)
+            if other is None or position.cursor < other.cursor:
+                positions[client.partition_id] = position
+        return positions
+
+    @property
+    def lag(self) -> Lag:
+        """The lag of all partitions that are owned now, together; those of two groups count twice."""
+        positions = [client.position for client in self._all_clients]
+        return Lag(
+            sum(position.lag_messages for position in positions),
+            max((position.lag_s for position in positions), default=0.0),
+        )
+
+    @property
+    def throttled_ms(self) -> int:
+        """For how long servers have let its calls wait for a quota; waits at the same time count together."""
+        return sum(part._connections.throttled_ms for part in self._parts)
+
+    def seek_to_time(self, *_where: object, **_to: object) -> NoReturn:
+        """Refused, as `seek`.  Raises SeekRefusedError."""
+        self.seek()
+
+    def seek(self, *_where: object, **_to: object) -> NoReturn:
+        """
+        Refused: the progress of a group is one, and a member that moved it alone would break the order of others.
+
+        Raises:
+            SeekRefusedError: always; it says how an operator resets the group.
+        """
+        if self._several is not None:
+            raise SeekRefusedError("seek of a consumer: its cursor is moved by acks alone")
+        if not self._group:
+            raise SeekRefusedError(
+                f"seek of a broadcast consumer of {self._subject}: it begins at the latest message; a Reader begins anywhere"
+            )
+        raise SeekRefusedError(
+            f"seek of a consumer of {self._subject} in group {self._group}: its cursor is moved by acks alone"
+        )
+
+    # ── messages without a handler ────────────────────────────────────────────────────────────────────
+    async def getmany(
+        self, *, max_records: int | None = None, timeout_ms: int = 1_000
+    ) -> list[Message[V]]:
+        """
+        Take several messages at once, also of one key; `ack` takes them when they are handled.
+
+        Messages of a partition and a key come in their order.  Until they are acked or given back, later messages of
+        their keys do not come; several tasks may each work on what they took.
+
+        Args:
+            max_records: 1 to 100_000; by default that of the settings.
+            timeout_ms: 0 to 600_000; milliseconds to wait for a first message.
+
+        Returns:
+            What is there, as soon as there is one message; none if none came in time.
+
+        Raises:
+            OtherTaskError: another task waits for messages.
+            MixedUseError: the consumer gave messages in another way since it was opened, as by `async for`.
+            ClosedError: the consumer is not open, was closed meanwhile, or has a handler.
+            InvalidRequestError: an argument out of its range; nothing was taken.
+            KeylaneError: the error that ended the consumer.
+        """
+        most = self._settings.max_records if max_records is None else max_records
+        refuse_call(
+            range_problems(
+                {"max_records": most, "timeout_ms": timeout_ms},
+                {"max_records": (1, RECORDS_MAX), "timeout_ms": (0, GETMANY_MS_MAX)},
+            )
+        )
+        try:
+            return await self._stream.take_many(most, timeout_ms)
+        except StopAsyncIteration:
+            raise ClosedError("the consumer was closed") from None
+
+    def ack(self, messages: Iterable[Message[V]]) -> Coroutine[Any, Any, None]:
+        """
+        Ack messages that `getmany` or the iteration gave, as `message.ack` does for one.
+
+        Raises:
+            InvalidRequestError: a message is not this consumer's, or was given back and comes again; nothing is acked.
+            LeaseLostError: other consumers have some of the messages now; the others are acked.
+            ClosedError: no consumer handed a message out.
+        """
+        acked = listed(messages)
+        if not isinstance(self._dispatch, Stream):
+            check_handed_out(acked, self._home)
+        return self._ack(acked)
+
+    async def _ack(self, messages: list[Message[Any]]) -> None:
+        if not (isinstance(self._dispatch, Stream) and self._dispatch.ack_hand(messages)):
+            await ack_all(messages, self._home)
+
+    def nack(
+        self, messages: Iterable[Message[V]], *, after_s: float = 0
+    ) -> Coroutine[Any, Any, None]:
+        """
+        Give messages back, as `message.nack` does for one; those that are acked stay so.
+
+        With each message, later ones of its key that are in hand are given back too: none comes past another.
+
+        Raises:
+            InvalidRequestError: a message is not this consumer's, or `after_s` is no number of seconds up to a day; nothing
+                is given back.
+            LeaseLostError: other consumers have some of the messages now; the others are given back.
+            ClosedError: no consumer handed a message out.
+        """
+        given_back = listed(messages)
+        if not isinstance(self._dispatch, Stream):
+            check_handed_out(given_back, self._home)
+        return nack_all(given_back, self._home, after_s)
+
+    def batches(self) -> AsyncIterator[ArrowBatch]:
+        """
+        Iterate over messages as Arrow record batches; needs pyarrow and numpy.
+
+        Of each partition one batch at a time is in hand: the next one comes once it is acked.
+
+        Raises:
+            ConfigError: pyarrow is not installed, the group is shared, or `on_failure` is not "block".
+            ClosedError, MixedUseError, OtherTaskError, KeylaneError: as of `getmany`.
+        """
+        if self._settings.consume_strategy is ConsumeStrategy.SHARED:
+            raise ConfigError("batches() are of exclusive groups; a shared one has no ranges")
+        policy = self._settings.failure_policy
+        if policy is not FailurePolicy.BLOCK:
+            raise ConfigError(
+                f"on_failure={policy.value!r} is of messages: what is wrong with one of a batch of "
+                "Arrow data only its reader knows"
+            )
+        check_arrow()
+        return BatchIteration(lambda: self._stream)
+
+    def _note_error(self, error: BaseException | None) -> None:
+        """Note that the block of the consumer ends, with `error`: it may be that of the message in hand."""
+        if error is not None and isinstance(self._dispatch, Stream) and self._home.here:
+            count_try(self._dispatch, error)
+
+    def _put_back(self, taken: Message[Any] | list[Message[Any]] | ArrowBatch) -> None:
+        """Take back what was given to a program that never saw it, as it was interrupted: it comes again next."""
+        if isinstance(self._dispatch, Stream):
+            self._dispatch.put_back(taken)
+
+    @property
+    def _stream(self) -> Stream:
+        """Gives messages to the program.  Raises ClosedError."""
+        if not isinstance(self._dispatch, Stream):
+            raise ClosedError(
+                "the consumer is not open, or it has a handler that gets the messages"
+            )
+        return self._dispatch
+
+    def __aiter__(self) -> AsyncIterator[Message[V]]:
+        return Iteration(self._home, lambda: self._stream)
+
+    def __anext__(self) -> Coroutine[Any, Any, Message[V]]:
+        """
+        The next message, for a consumer without a handler.
+
+        Raises:
+            StopAsyncIteration: the consumer is closed.
+            OtherTaskError: another task waits for a message, or runs with a message that it has not acked.
+            ClosedError: the consumer was never opened, or has a handler.
+            ForkedError, OtherLoopError: it is open elsewhere.
+            KeylaneError: the error that ended the consumer.
+        """
+        self._home.check_thread()
+        step: Coroutine[Any, Any, Message[Any]] = self._stream.next()
+        return step
+
+
+class BatchIteration:
+    """
+    The Arrow batches of a consumer.  It is no generator, which a cancelled `anext` would end.
+
+    Args:
+        stream: of the consumer; raises an error if there is none.
+    """
+
+    def __init__(self, stream: Callable[[], Stream]) -> None:
+        self._stream = stream
+        self._known: Stream | None = None
+        """The one that gives the batches: a consumer that was closed and opened again has another."""
+
+    def __aiter__(self) -> BatchIteration:
+        return self
+
+    async def __anext__(self) -> ArrowBatch:
+        """As `Stream.take_arrow`."""
+        if self._known is None:
+            self._known = self._stream()
+        return await self._known.take_arrow()
+
+
+class Iteration:
+    """
+    The messages of a consumer, one by one.
+
+    Args:
+        home: of the consumer.
+        stream: of the consumer; raises an error if there is none.
+    """
+
+    def __init__(self, home: Home, stream: Callable[[], Stream]) -> None:
+        self._home = home
+        self._stream = stream
+        self._known: Stream | None = None
+        """The one that gave the last message; once it is closed it gives none alone."""
+
+    def __aiter__(self) -> Iteration:
+        return self
+
+    async def __anext__(self) -> Message[Any]:
+        """As `Stream.next`."""
+        known = self._known
+        if known is not None and get_ident() == self._home.thread:
+            message = known.take_alone()
+            if message is not None:
+                return message
+        self._known = stream = self._stream()
+        self._home.check_thread()
+        return await stream.next()
+
+
+NEXTS.add(Iteration.__anext__.__code__)

@@ -35,12 +35,12 @@ from ..protocol.errors import (
 )
 from ..protocol.groups import FailurePolicy, GroupStart
 from ..protocol.limits import HELD_AT_ONCE_MAX
+from ..protocol.log_filter import LogFilter
 from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.identity import DrawBits
-from ..rpc.liveness.told_texts import ToldTexts
 from ..rpc.race import start_task
 from .heartbeat_timeouts import HeartbeatTimeouts
 from .log_names import consumer_name, partition_name
@@ -50,6 +50,8 @@ from .shared_heartbeats import SharedHeartbeats, heartbeats_for
 log = logging.getLogger("keylane.consumer")
 _REFUSALS = (UnauthenticatedError, AccessDeniedError, TokenInvalidError, SessionQuotaError)
 """While one of these lasts, a consumer gets nothing."""
+_REFUSED = "refused"
+"""The key of a refusal among the troubles of a membership."""
 FAREWELL_MS_MIN = 500
 """What a call of a closing consumer waits for each metaserver, once a call before it had no answer of any."""
 LEAVE_S = 1.0
@@ -158,9 +160,7 @@ class Membership:
             margin_ms=settings.margin_ms,
             timeout_max_ms=settings.call_timeout_ms,
         )
-        self._troubles = ToldTexts()
-        self._refusal = ""
-        """Why the metaserver refuses the consumer's heartbeats; "" while it takes them."""
+        self._troubles = LogFilter()
         self._nudged = False
         """The next heartbeat should be answered at once: for a report, or because the lease may end soon."""
         self._reports = asyncio.Semaphore(REPORTS_AT_ONCE_MAX)
@@ -234,10 +234,14 @@ class Membership:
         ):
             log.info(
                 "%s: the group exists, and began at %s; start=%s is for a new group",
-                self._name, joined.start, self._start,
-            )  # fmt: skip
+                self._name,
+                joined.start,
+                self._start,
+            )
         self._group_id = joined.group_id
-        self.session, self._joining, self._joined = session, "", True
+        self.session = session
+        self._joining = ""
+        self._joined = True
         self._version = -1
         self._heard = False
         self._fall_pauses.reset()
@@ -250,7 +254,8 @@ class Membership:
         if self._are_of_another_group(grants):
             return  # the first heartbeat ends the session
         if self._timeouts.allows_long_poll(self._clock.boot_ms()):
-            self._version, self._grants = grants.version, grants
+            self._version = grants.version
+            self._grants = grants
         holder.granted(grants, self._asked_ms + grants.ttl_ms - self._settings.margin_ms)
 
     def _are_of_another_group(self, grants: Grants) -> bool:
@@ -265,7 +270,8 @@ class Membership:
     def nudge(self) -> None:
         """Send the next heartbeat now, for a report."""
         self._nudged = True
-        poll, self._poll = self._poll, None
+        poll = self._poll
+        self._poll = None
         if poll is not None:
             now_s = asyncio.get_running_loop().time()
             if now_s < self._polls_until_s:
@@ -302,16 +308,22 @@ class Membership:
             raise
 
     def _tell_failure(self, error: KeylaneError) -> None:
-        """Log why a heartbeat failed, each text once: a refusal as a warning, because the consumer gets nothing until it ends."""
+        """Log why a heartbeat failed: a refusal as a warning, because the consumer gets nothing until it ends."""
         refused = isinstance(error, _REFUSALS)
-        if not refused or error.message == self._refusal:
-            level = logging.DEBUG if refused else self._troubles.level(error.message)
-            log.log(level, "%s: heartbeat: %s", self._name, error.message)
-            return
-        self._refusal = error.message
-        log.warning(
-            "%s is refused by the metaserver, and keeps asking: %s", self._name, error.message
+        line = self._troubles.met(
+            error.message, self._clock.boot_ms(), _REFUSED if refused else None
         )
+        if line and refused:
+            log.warning("%s is refused by the metaserver, and keeps asking: %s", self._name, line)
+        elif line:
+            log.info("%s: heartbeat: %s", self._name, line)
+
+    def _note_answered(self) -> None:
+        now_ms = self._clock.boot_ms()
+        if failures := self._troubles.over(now_ms, _REFUSED):
+            log.warning("%s is taken again, after %s", self._name, failures)
+        if failures := self._troubles.over(now_ms):
+            log.info("%s: heartbeats are answered again, after %s", self._name, failures)
 
     async def _beat_once(self, holder: GrantHolder) -> None:
         sent_at_ms = self._clock.boot_ms()
@@ -351,14 +363,12 @@ class Membership:
         if self._are_of_another_group(grants):
             raise SessionUnknownError(session=self.session)
         self._heard = True
-        self._troubles.over()
+        self._note_answered()
         if grants.version < self._version:
             await self._version_fell(grants.version)
             return
-        self._version, self._grants = grants.version, grants
-        if self._refusal:
-            log.warning("%s is taken again", self._name)
-            self._refusal = ""
+        self._version = grants.version
+        self._grants = grants
         deadline_ms = sent_at_ms + grants.ttl_ms - self._settings.margin_ms
         self._timeouts.granted(deadline_ms)
         holder.granted(grants, deadline_ms)
@@ -379,8 +389,10 @@ class Membership:
         """Ask again after a pause, longer each time, because two databases may answer in turn."""
         log.warning(
             "%s: the metaserver's grants went back from version %d to %d: its database has lost its last commits",
-            self._name, self._version, version,
-        )  # fmt: skip
+            self._name,
+            self._version,
+            version,
+        )
         self._version = -1
         await self._pause(self._fall_pauses)
 
@@ -432,7 +444,8 @@ class Membership:
         Raises:
             KeylaneError: the metaserver could not be told; nothing has changed.
         """
-        before, self._suspended = self._suspended, suspended
+        before = self._suspended
+        self._suspended = suspended
         body = Suspend(session=self.session, suspended=suspended)
         try:
             if self.session:
@@ -479,7 +492,8 @@ class Membership:
                     log.info("%s: leave: %s", self._name, error.message)
                 self.session = self._joining = ""
         finally:
-            shared, self._shared = self._shared, None
+            shared = self._shared
+            self._shared = None
             if shared is not None:
                 await shared.leave(self)
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from ..protocol.clock import Clock
 from ..protocol.errors import KeylaneError
 from ..protocol.frames import ListParked
+from ..protocol.log_filter import LogFilter
 from ..protocol.routing import Partition
 from ..rpc.connections import Connections
-from ..rpc.liveness.told_texts import ToldTexts
 from ..rpc.race import start_task
 from .membership import Membership
 from .pulling.pull_client import PullClient
@@ -53,7 +53,7 @@ class BrokerPlaces:
         self._connections = connections
         self._clock = clock
         self._brokers = UnreachedBrokers(patience_for(ttl_ms))
-        self._troubles = ToldTexts()
+        self._troubles = LogFilter()
         self._asking: asyncio.Task[None] | None = None
 
     @property
@@ -88,10 +88,11 @@ class BrokerPlaces:
         try:
             partitions = await self._membership.partitions_by_broker()
         except KeylaneError as error:
-            level = self._troubles.level(error.message)
-            log.log(level, "%s: brokers that it does not reach: %s", self._name, error.message)
+            if line := self._troubles.met(error.message, self._clock.boot_ms()):
+                log.info("%s cannot ask about brokers that it does not reach: %s", self._name, line)
             return
-        self._troubles.over()
+        if failures := self._troubles.over(self._clock.boot_ms()):
+            log.info("%s can ask about brokers again, after %s", self._name, failures)
         # At once: where the network is cut, each broker that is asked costs a time-out.
         await asyncio.gather(*(self._decide(name, partitions.get(name)) for name in due))
 

@@ -65,7 +65,8 @@ class Rebalance:
         self._telling[partition_id] = task
 
     async def _tell_granted(self) -> None:
-        granted, self._granted = self._granted, []
+        granted = self._granted
+        self._granted = []
         try:
             partition_ids = sorted(client.partition_id for client in granted)
             await self._call("on_assigned", self._on_assigned, partition_ids)
@@ -106,8 +107,12 @@ class Rebalance:
         except TimeoutError:
             log.warning(
                 "%s: %s of partitions %s took longer than handover_ms, %d ms, or timed out itself",
-                self._name, name, partition_ids, self._limit_ms, exc_info=True,
-            )  # fmt: skip
+                self._name,
+                name,
+                partition_ids,
+                self._limit_ms,
+                exc_info=True,
+            )
         except (Exception, asyncio.CancelledError):
             log.exception("%s: %s of partitions %s failed", self._name, name, partition_ids)
 

@@ -98,7 +98,8 @@ class Several:
             )
         if self._open:
             raise AlreadyOpenError("the consumer is open already")
-        self._open, closings = True, self._closings
+        self._open = True
+        closings = self._closings
         try:
             async with AsyncExitStack() as opened:
                 for member in self.members:

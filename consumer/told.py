@@ -52,7 +52,8 @@ class Told:
         known = self._policy, self._order_strategy
         if known == (grants.policy, grants.order_strategy):
             return False
-        self._policy, self._order_strategy = grants.policy, grants.order_strategy
+        self._policy = grants.policy
+        self._order_strategy = grants.order_strategy
         self.settings = in_force(self._own, grants.policy, grants.order_strategy)
         if grants.policy != known[0]:
             self._log_policy()
@@ -84,7 +85,7 @@ class Told:
                 "%s: on_failure='retry' is of best_tried subjects and shared groups; messages "
                 "that fail are tried on, and later ones of their keys wait",
                 self._name,
-            )  # fmt: skip
+            )
 
     def _log_policy(self) -> None:
         stored = stored_text(self._policy)
@@ -97,8 +98,10 @@ class Told:
         if differing:
             log.warning(
                 "%s follows the stored policy of the group: %s; its code says %s",
-                self._name, stored, ", ".join(differing),
-            )  # fmt: skip
+                self._name,
+                stored,
+                ", ".join(differing),
+            )
         else:
             log.info("%s follows the stored policy of the group: %s", self._name, stored)
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 from ..protocol.errors import KeylaneError
+from ..protocol.log_filter import LogFilter
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
 from .groups.views import due_work
@@ -18,7 +19,6 @@ from .operations.driver import OperationDriver
 from .removals.service import RemovalService
 from .settings import MetaserverSettings
 from .sql.database import Database
-from .troubles import Troubles
 
 log = logging.getLogger("keylane.metaserver")
 SETTLE_S = 1.0
@@ -62,12 +62,10 @@ class Attendant:
         self._remove = removals.run_once
         self._removals_wanted = asyncio.Event()
         self._quick_wanted = [asyncio.Event() for _ in quick_duties]
-        self._troubles = Troubles()
-        self._failing_since_s: float | None = None
-        """Since when no round was good."""
-        self._told = False
-        """Whether the log has said why work failed since it said that it goes on: rounds that fail and succeed in turn would
-        fill it with the ends of what it does not say."""
+        self._troubles = LogFilter()
+        """Those of rounds and of duties: what fails for the same reason has one line."""
+        self._failing = False
+        """Whether a round has failed since the last good one."""
         self._creations = False
         """Whether the last round saw a creation that was not finished."""
         self._late: dict[int, float] = {}
@@ -117,11 +115,10 @@ class Attendant:
         except KeylaneError as error:
             self._failed(error.message)
             return poll_ms
-        if good and self._failing_since_s is not None:
-            failing_s = asyncio.get_running_loop().time() - self._failing_since_s
-            if self._told:
-                log.warning("the periodic work goes on, after %d s", failing_s)
-            self._failing_since_s, self._told = None, False
+        if good and self._failing:
+            self._failing = False
+            if failures := self._troubles.over(_now_ms()):
+                log.warning("the periodic work succeeds again, after %s", failures)
         next_ms = poll_ms if due.next_expiry_ms is None else due.next_expiry_ms + 1
         return max(1, min(poll_ms, next_ms))
 
@@ -144,8 +141,7 @@ class Attendant:
     def _failed(self, why: str) -> None:
         """Note that a round has failed, or a part of it."""
         self._warn(why)
-        if self._failing_since_s is None:
-            self._failing_since_s = asyncio.get_running_loop().time()
+        self._failing = True
 
     async def _poll_loop(self) -> None:
         while True:
@@ -183,6 +179,9 @@ class Attendant:
 
     def _warn(self, why: str) -> None:
         """Log why work failed, unless the log has said so lately: rounds are many a second."""
-        if self._troubles.is_told(why, asyncio.get_running_loop().time()):
-            self._told = True
-            log.warning("will try again: %s", why)
+        if line := self._troubles.met(why, _now_ms()):
+            log.warning("will try again: %s", line)
+
+
+def _now_ms() -> int:
+    return round(asyncio.get_running_loop().time() * 1000)

@@ -14,12 +14,12 @@ from typing import Any
 
 from ..protocol.control import BrokerHeartbeat
 from ..protocol.errors import KeylaneError, MemberTooOldError, UpgradeSkippedError
+from ..protocol.log_filter import LogFilter
 from ..protocol.membership.cluster_view import ClusterView, MemberView
 from ..protocol.membership.versions import OWN, VERSION, check_member, holding_back
 from .cluster.members import ClusterState, leave, note_metaserver, read_cluster, renew_metaserver
 from .sql.cluster_facts import check_cluster
 from .sql.database import Database
-from .troubles import Troubles
 
 log = logging.getLogger("keylane.metaserver")
 
@@ -97,14 +97,17 @@ class ClusterMember:
             await self._leave()
 
     async def _run(self, address: str) -> None:
-        troubles = Troubles()
+        troubles, loop = LogFilter(), asyncio.get_running_loop()
         while True:
             await asyncio.sleep(BEAT_S)
             try:
                 await self.beat(address)
             except KeylaneError as error:
-                if troubles.is_told(error.message, asyncio.get_running_loop().time()):
-                    log.warning("cannot note this metaserver: %s", error.message)
+                if line := troubles.met(error.message, round(loop.time() * 1000)):
+                    log.warning("cannot note this metaserver: %s", line)
+            else:
+                if failures := troubles.over(round(loop.time() * 1000)):
+                    log.warning("this metaserver is noted again, after %s", failures)
 
     async def _leave(self) -> None:
         try:

@@ -103,9 +103,15 @@ class Producer(Sending[V], Generic[V]):
         """
         refuse_others("Producer", others, ProducerSettings, OTHER_WORDS)
         super().__init__(
-            order_strategy=checked_strategy(order_strategy), partitioner=partitioner, codec=codec,
-            settings=settings, wait_s=wait_s, tls=tls, token=token, environment=_environment,
-        )  # fmt: skip
+            order_strategy=checked_strategy(order_strategy),
+            partitioner=partitioner,
+            codec=codec,
+            settings=settings,
+            wait_s=wait_s,
+            tls=tls,
+            token=token,
+            environment=_environment,
+        )
         self._addresses = addresses_of(meta)
         self._of_parent: dict[str, SubjectSender] = {}
         """In a forked child, the senders of the parent; kept, so that the parent's tasks are not finalized here."""
@@ -232,7 +238,9 @@ class Producer(Sending[V], Generic[V]):
                 chunk: list[tuple[bytes, V]] = []
                 failure: Exception | None = None
                 try:  # `extend` keeps what came before an error
-                    chunk.extend(islice(iterator, min(chunk_count, await_every - count % await_every)))  # fmt: skip
+                    chunk.extend(
+                        islice(iterator, min(chunk_count, await_every - count % await_every))
+                    )
                 except Exception as error:  # noqa: BLE001 - raised below, behind the messages before it
                     failure = error
                 if budget.full:

@@ -31,6 +31,7 @@ from ..protocol.errors import (
     StaleRouteError,
 )
 from ..protocol.frames import Answer, Append, Appended
+from ..protocol.log_filter import LogFilter
 from ..protocol.record import Compression
 from ..protocol.routing import Partition
 from ..protocol.text import counted
@@ -45,7 +46,7 @@ from .outgoing_batch import OutgoingBatch, first_receipt
 from .send_budget import SendBudget
 from .settings import ProducerSettings
 from .trying.loss import is_hopeless
-from .trying.tries import TroubleLog, keep_trying
+from .trying.tries import failure_of, keep_trying
 from .waiting import NOT_WAITING, PartitionWaits, WaitCause
 
 log = logging.getLogger("keylane.producer")
@@ -82,12 +83,16 @@ class Executor:
         self.partition = partition
         self.state = ExecutorState(Reach.FAILS) if broker is None else STEADY
         self._waits = PartitionWaits(group.partition_name, group.broker_group, clock)
-        self._broker, self._owner = broker, owner
-        self._may_leave, self._static = may_leave, static
-        self._identity, self._producer_id = identity, identity.producer_id
+        self._broker = broker
+        self._owner = owner
+        self._may_leave = may_leave
+        self._static = static
+        self._identity = identity
+        self._producer_id = identity.producer_id
         self._settings = settings
         self._compression = Compression[settings.compression.upper()]
-        self._clock, self._budget = clock, budget
+        self._clock = clock
+        self._budget = budget
         self._loop = asyncio.get_running_loop()
         self.open = OutgoingBatch(self._loop)
         self._queue: deque[OutgoingBatch] = deque()
@@ -108,18 +113,21 @@ class Executor:
         """`_flight` counts this partition."""
         self.waited = False
         """The open batch does not wait for an answer of other partitions."""
-        self._linger_ms, self._in_flight_max = settings.linger_ms, settings.in_flight_max
+        self._linger_ms = settings.linger_ms
+        self._in_flight_max = settings.in_flight_max
         self._small_bytes = settings.batch_bytes // 4
-        self._append, self._timeout_ms = Append(partition.partition_id), settings.call_timeout_ms
+        self._append = Append(partition.partition_id)
+        self._timeout_ms = settings.call_timeout_ms
         self._wake = asyncio.Event()
-        self._epochs, self._epoch = epochs, next(epochs)
+        self._epochs = epochs
+        self._epoch = next(epochs)
         self._next_sequence = 0
         self._pauses = settings.backoff.pauses(rng)
         """Reset whenever a batch is stored."""
-        self._troubles = TroubleLog(group.partition_name)
+        self._troubles = LogFilter()
         self._fault: Exception | None = None
         """What a step of sending raised outside of the task, until the task raises it."""
-        trying = keep_trying(self._try, self._failed, self._pauses, self._troubles)
+        trying = keep_trying(self._try, self._failed, self._pauses, self._failure)
         self._task = start_task(trying, name=f"send {group.partition_name}")
 
     # ── filling ──────────────────────────────────────────────────────────────────────────────────────
@@ -215,14 +223,23 @@ class Executor:
         if self.idle:
             # With nothing to send, an open channel is the only sign that the broker answers again.
             self._tried(ExecutorEvent.ANSWERED)
-            self._troubles.answered()
+            self._log_recovery()
         else:
             await self._stream(channel)
         return False
 
+    def _failure(self, raised: Exception) -> KeylaneError:
+        """What a try raised, or why it has ended by a fault, which is logged."""
+        name = self.group.partition_name
+        return failure_of(raised, name, self._troubles, self._clock.boot_ms())
+
+    def _log_recovery(self) -> None:
+        if failures := self._troubles.over(self._clock.boot_ms()):
+            log.info("%s: sending works again, after %s", self.group.partition_name, failures)
+
     async def _failed(self, raised: Exception) -> bool:
         """Act on what a try raised; True if the next one needs no pause."""
-        error = self._troubles.failure(raised)
+        error = self._failure(raised)
         self._tried(ExecutorEvent.FAILED)
         doubtful = bool(self._in_flight) and self._in_flight[0].doubtful
         hopeless = doubtful and await is_hopeless(self, error, self._owner.ask_history)
@@ -258,7 +275,8 @@ class Executor:
     async def _stream(self, channel: Channel) -> None:
         """Send until the channel is of no use; after a failure wait for all calls under way, then raise it."""
         calls = self._calls
-        self._channel, self._of_channel = channel, self._broker
+        self._channel = channel
+        self._of_channel = self._broker
         self.gathering = channel if isinstance(channel, Gathering) else None
         self._again = deque(self._in_flight)
         self._troubled = any(batch.doubtful for batch in self._in_flight)
@@ -266,7 +284,8 @@ class Executor:
             while True:
                 self._wake.clear()
                 if self._fault is not None:
-                    fault, self._fault = self._fault, None
+                    fault = self._fault
+                    self._fault = None
                     raise fault
                 self._settle_stored()
                 if calls and calls[0][1].done():
@@ -420,9 +439,9 @@ class Executor:
         assert type(answer) is Appended
         if self.state is not STEADY and not self.state.available:
             self._tried(ExecutorEvent.ANSWERED)
-        self._pauses.reset()
-        if self._troubles.told:
-            self._troubles.answered()
+        if self._pauses.failures:
+            self._pauses.reset()
+            self._log_recovery()
         if batch in self._in_flight:  # else it is settled again, after a fault in what follows
             self._budget.stored(batch, first_receipt(answer, self.partition, static=self._static))
             self._in_flight.remove(batch)
@@ -488,9 +507,12 @@ class Executor:
             failing_ms=now_ms - since_ms,
         )
         step = decide_after_failure(
-            error, stage, left=self.state.left, hopeless=hopeless,
+            error,
+            stage,
+            left=self.state.left,
+            hopeless=hopeless,
             doubtful=head.doubtful,  # batches behind it cannot be stored if it is not
-        )  # fmt: skip
+        )
         if step is Step.ELSEWHERE and not self._owner.has_spare(self):
             return Step.AGAIN
         return step
@@ -512,8 +534,9 @@ class Executor:
             log.warning(
                 "%s: %s to another partition, declared as reordered: %s",
                 self.group.partition_name,
-                counted(sum(map(len, leaving)), "message goes", "messages go"), error.message,
-            )  # fmt: skip
+                counted(sum(map(len, leaving)), "message goes", "messages go"),
+                error.message,
+            )
         self._waits.left()
         self._owner.take_back(self, leaving, step)
         self._tell_if_empty()

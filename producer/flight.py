@@ -154,7 +154,8 @@ class Turn:
     def _hurry(self) -> None:
         """Send what is due now, if it is of one executor, once in a turn: who has sent one message waits for it."""
         if self._lone and len(self._due) == 1:
-            self._lone, self._hurried = False, True
+            self._lone = False
+            self._hurried = True
             self._ended()
             self._push()
 
@@ -165,14 +166,16 @@ class Turn:
         finally:
             due = self._due
             if self._hurried:
-                self._lone, self._hurried = not due, False
+                self._lone = not due
+                self._hurried = False
             else:
                 self._lone = len(due) == 1 and len(next(iter(due)).open.values) == 1
             if due:
                 self._push()
 
     def _push(self) -> None:
-        due, self._due = self._due, {}
+        due = self._due
+        self._due = {}
         channels: dict[Gathering, None] = {}
         try:
             for executor in due:

@@ -147,11 +147,16 @@ class HeldMessages:
         if not held:
             took_ms = self._report.over(now_ms)
             if took_ms is not None:
-                log.warning("%s: messages are held no longer, after %.0f s", self._subject, took_ms / 1000)  # fmt: skip
+                log.warning(
+                    "%s: messages are held no longer, after %.0f s", self._subject, took_ms / 1000
+                )
             return
         oldest_ms = oldest_age_ms([batch for batch in self.batches if len(batch)], self._clock)
         if self._report.waits(now_ms, oldest_ms):
             log.warning(
                 "%s: %s held, the oldest for %.0f s: %s",
-                self._subject, counted(held, "message is", "messages are"), oldest_ms / 1000, self.cause.reason,
-            )  # fmt: skip
+                self._subject,
+                counted(held, "message is", "messages are"),
+                oldest_ms / 1000,
+                self.cause.reason,
+            )

@@ -28,8 +28,9 @@ class Identity:
         """
         log.warning(
             "%s: the producer id %x is used by another producer; continuing under a new one",
-            partition_name, clashed,
-        )  # fmt: skip
+            partition_name,
+            clashed,
+        )
         if self.producer_id == clashed:
             self.producer_id = self._draw(63) | 1
         return self.producer_id

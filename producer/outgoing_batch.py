@@ -195,10 +195,12 @@ class OutgoingBatch:
         if self.origins is None:
             assert not len(self), "a batch holds either its own messages or adopted ones"
             self.origins = []
-            self.tries, self.failed_at_ms = batch.tries, batch.failed_at_ms
+            self.tries = batch.tries
+            self.failed_at_ms = batch.failed_at_ms
         elif batch.tries < self.tries or self.failed_at_ms is None:
             # The fewest tries and the latest first failure, so that no message is given up before its time.
-            self.tries, self.failed_at_ms = batch.tries, batch.failed_at_ms
+            self.tries = batch.tries
+            self.failed_at_ms = batch.failed_at_ms
         elif batch.failed_at_ms is None or batch.failed_at_ms > self.failed_at_ms:
             self.failed_at_ms = batch.failed_at_ms
         here = len(self)
@@ -469,7 +471,8 @@ class OutgoingBatch:
         if self._future is not None:
             self._future.set_result(None)
         if self.waiting:
-            waiting, self.waiting = self.waiting, {}
+            waiting = self.waiting
+            self.waiting = {}
             for waiter in waiting:
                 if not waiter.done():
                     waiter.set_result(None)

@@ -138,7 +138,8 @@ class SendBudget:
 
     def unreported(self) -> GivenUpError | None:
         """The error that tells of messages given up since the last call whose futures were not awaited; None without any."""
-        summary, self._unreported = self._unreported, Unreported()
+        summary = self._unreported
+        self._unreported = Unreported()
         return summary.error()
 
     # ── over the limit ───────────────────────────────────────────────────────────────────────────────

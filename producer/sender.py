@@ -23,6 +23,7 @@ from ..protocol import endpoints
 from ..protocol.clock import Clock
 from ..protocol.errors import ClosedError, Fate, KeylaneError, RetryRule
 from ..protocol.limits import LOGICAL_PARTITIONS, MESSAGE_BYTES_MAX, PULL_WAIT_MS_MAX
+from ..protocol.log_filter import LogFilter
 from ..protocol.routing import OrderStrategy, Partition, Route, logical_partition, route_table
 from ..protocol.text import counted
 from ..rpc.client import BrokerClient, MetaClient
@@ -39,11 +40,13 @@ from .placing import Place, QueueStarts
 from .send_budget import SendBudget
 from .send_future import BatchFuture, SendFuture
 from .settings import ProducerSettings
-from .trying.tries import RouteLog, keep_trying
+from .trying.tries import failure_of, keep_trying
 from .waiting import NO_PARTITION, OLDER_ROUTE, WaitCause, route_cause
 
 log = logging.getLogger("keylane.producer")
 CLIENT_TYPE = "producer"
+_OLDER = "older"
+"""The key of routes that are older than the followed one, among the troubles of a sender."""
 URGENT_WAIT_MS = 500
 EXPIRE_MS_MIN, EXPIRE_MS_MAX = 10, 1_000
 NOWHERE: list[Executor | None] = [None] * LOGICAL_PARTITIONS
@@ -93,10 +96,12 @@ class SubjectSender:
         self._on_dead = on_dead
         self._loop = asyncio.get_running_loop()
         self._route: Route | None = None
-        self._route_log = RouteLog(subject)
+        self._troubles = LogFilter()
         self._executors: dict[int, Executor] = {}
         self._epochs = itertools.count()
-        self.held = HeldMessages(subject, settings=settings, clock=clock, budget=budget, said=self._said)  # fmt: skip
+        self.held = HeldMessages(
+            subject, settings=settings, clock=clock, budget=budget, said=self._said
+        )
         self._halts = Halts(subject, clock, budget)
         self._queue_starts = QueueStarts(subject)
         self._open: set[int] = set()
@@ -112,7 +117,7 @@ class SubjectSender:
         self._expire_ms = EXPIRE_MS_MAX
         """The interval between two searches for overdue messages."""
         self._pauses = settings.backoff.pauses(rng)
-        trying = keep_trying(self._follow, self._failed, self._pauses, self._route_log)
+        trying = keep_trying(self._follow, self._failed, self._pauses, self._failure)
         self._task = start_task(trying, name=f"route {subject}")
         # Not in the task: a task that is cancelled before its first step never runs.
         self._task.add_done_callback(self._ended)
@@ -267,8 +272,9 @@ class SubjectSender:
             log.warning(
                 "a producer of %s was never closed: %s not acked and given up; use: "
                 "async with Producer(...), or await producer.close()",
-                self.subject, counted(unsent, "message was", "messages were"),
-            )  # fmt: skip
+                self.subject,
+                counted(unsent, "message was", "messages were"),
+            )
 
     async def _follow(self) -> bool:
         """Follow the next route; True once all messages are given up for a refusal."""
@@ -277,7 +283,8 @@ class SubjectSender:
             return True
         if self._apply(await self._ask()):
             await self._seek_brokers()
-            self._route_log.answered()
+            if failures := self._troubles.over(self._clock.boot_ms(), None, _OLDER):
+                log.info("route of %s is followed again, after %s", self.subject, failures)
             self._pauses.reset()
             self.held.report(NO_PARTITION)
         else:
@@ -285,16 +292,21 @@ class SubjectSender:
             await asyncio.sleep(self._pauses.next_ms() / 1000)
         return False
 
+    def _failure(self, raised: Exception) -> KeylaneError:
+        """What a try raised, or why it has ended by a fault, which is logged."""
+        return failure_of(raised, f"route of {self.subject}", self._troubles, self._clock.boot_ms())
+
     async def _failed(self, raised: Exception) -> bool:
         """Note why no newer route is followed; True if none ever is, which the next try acts on."""
-        error = self._route_log.failure(raised)
+        error = self._failure(raised)
         if error is raised:
             if error.retry is RetryRule.NEVER and (
                 self._route is None or isinstance(error, REFUSED)
             ):
                 self._refusal = error
                 return True
-            self._route_log.failed(error)
+            if line := self._troubles.met(error.message, self._clock.boot_ms()):
+                log.info("route of %s: %s", self.subject, line)
         self.held.report(route_cause(error))
         return False
 
@@ -312,9 +324,12 @@ class SubjectSender:
                 self.subject, wait_ms=URGENT_WAIT_MS, order_strategy=self._order_strategy
             )
         ask = partial(
-            self._meta.route, self.subject, known_version=known.version,
-            order_strategy=self._order_strategy, subject_id=known.subject_id,
-        )  # fmt: skip
+            self._meta.route,
+            self.subject,
+            known_version=known.version,
+            order_strategy=self._order_strategy,
+            subject_id=known.subject_id,
+        )
         if urgent:
             return await ask(wait_ms=URGENT_WAIT_MS)
         async with Race() as race:
@@ -340,7 +355,14 @@ class SubjectSender:
     def _apply(self, route: Route) -> bool:
         """Follow a route; False if it is older than the followed one, and ignored."""
         if self._route is not None and route.version < self._route.version:
-            self._route_log.older(route.version, self._route.version)
+            text = (
+                f"the metaserver's is version {route.version}, older than {self._route.version}, which "
+                "is followed here: its database was restored from a copy, or rebuilt. Until it has a "
+                "newer one nothing of it is followed; a producer that is started again takes what the "
+                "metaserver has"
+            )
+            if line := self._troubles.met(text, self._clock.boot_ms(), _OLDER):
+                log.warning("route of %s: %s", self.subject, line)
             return False
         self._route = route
         self.message_bytes_max = route.message_bytes_max
@@ -422,10 +444,20 @@ class SubjectSender:
         address = partition.address
         group = MessageGroup(CLIENT_TYPE, self.subject, partition.name, partition.broker_group)
         return Executor(
-            group, partition, None if address is None else self._broker_at(address), self,
-            may_leave=route.may_leave, static=route.static, identity=self._identity, settings=self._settings,
-            clock=self._clock, rng=self._rng, budget=self._budget, epochs=self._epochs, turn=self._turn,
-        )  # fmt: skip
+            group,
+            partition,
+            None if address is None else self._broker_at(address),
+            self,
+            may_leave=route.may_leave,
+            static=route.static,
+            identity=self._identity,
+            settings=self._settings,
+            clock=self._clock,
+            rng=self._rng,
+            budget=self._budget,
+            epochs=self._epochs,
+            turn=self._turn,
+        )
 
     # ── leaving a partition ──────────────────────────────────────────────────────────────────────────
     def availability_changed(self) -> None:

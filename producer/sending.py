@@ -122,9 +122,12 @@ class Sending(ScheduledCancels, Generic[V]):
         self._given = environment
         self._connections = Connections(
             None if environment is None else environment.network,
-            timeout_ms=self._settings.call_timeout_ms, what="producer", wait_s=wait_s,
-            tls=tls, token=token,
-        )  # fmt: skip
+            timeout_ms=self._settings.call_timeout_ms,
+            what="producer",
+            wait_s=wait_s,
+            tls=tls,
+            token=token,
+        )
         self._home = self._connections.home
         self._clock = environment_of(environment).clock
         self._now_ns = self._clock.wall_ns
@@ -159,22 +162,42 @@ class Sending(ScheduledCancels, Generic[V]):
         self._take_senders()
         self._budget = SendBudget(self._settings.queue_bytes, self._when_full)
         self._scheduled = LaterSending(
-            meta, encode=self._encoded, broker_at=self._connections.broker_at, draw=environment.draw_identity,
-            order_strategy=self._order_strategy, settings=self._settings, clock=self._clock, rng=self._rng,
-        )  # fmt: skip
+            meta,
+            encode=self._encoded,
+            broker_at=self._connections.broker_at,
+            draw=environment.draw_identity,
+            order_strategy=self._order_strategy,
+            settings=self._settings,
+            clock=self._clock,
+            rng=self._rng,
+        )
 
     @overload
     def send(
-        self, subject: str, value: V, *, key: bytes = b"", deliver_at: None = None,
-        properties: Mapping[str, str | bytes] | None = None, tags: Collection[str] = (),
-        queue: int | None = None, timeout_ms: int | None = None,
-    ) -> SendFuture: ...  # fmt: skip
+        self,
+        subject: str,
+        value: V,
+        *,
+        key: bytes = b"",
+        deliver_at: None = None,
+        properties: Mapping[str, str | bytes] | None = None,
+        tags: Collection[str] = (),
+        queue: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendFuture: ...
     @overload
     def send(
-        self, subject: str, value: V, *, key: bytes = b"", deliver_at: datetime | int,
-        properties: Mapping[str, str | bytes] | None = None, tags: Collection[str] = (),
-        queue: int | None = None, timeout_ms: int | None = None,
-    ) -> ScheduledFuture: ...  # fmt: skip
+        self,
+        subject: str,
+        value: V,
+        *,
+        key: bytes = b"",
+        deliver_at: datetime | int,
+        properties: Mapping[str, str | bytes] | None = None,
+        tags: Collection[str] = (),
+        queue: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> ScheduledFuture: ...
     @named_only(2)
     def send(  # noqa: PLR0917 - passed by name; see `named_only`
         self,
@@ -268,7 +291,9 @@ class Sending(ScheduledCancels, Generic[V]):
         if sender is None or not self._here() or set(map(type, chunk)) != _TUPLE:
             return 0
         try:
-            keys, values = cast(tuple[tuple[bytes, ...], tuple[bytes, ...]], tuple(zip(*chunk, strict=True)))  # fmt: skip
+            keys, values = cast(
+                tuple[tuple[bytes, ...], tuple[bytes, ...]], tuple(zip(*chunk, strict=True))
+            )
         except ValueError:  # no pairs
             return 0
         if set(map(type, keys)) != _BYTES or set(map(type, values)) != _BYTES:
@@ -333,9 +358,11 @@ class Sending(ScheduledCancels, Generic[V]):
         count_left = self._batch_count - index - 1
         room = min(self._batch_bytes - size, count_left * BYTES_PER_MESSAGE)
         if room > 0:
-            batch.room, batch.full_size = room, size + room
+            batch.room = room
+            batch.full_size = size + room
         else:
-            batch.room, batch.full_size = 0, size
+            batch.room = 0
+            batch.full_size = size
             executor.filled()
         return BatchFuture(batch, index)
 
@@ -383,9 +410,15 @@ class Sending(ScheduledCancels, Generic[V]):
             raise TypeError("send takes subject and value by position; the others by name, as key=")
         if deliver_at is not None or (self._budget.full and not over_limit):
             return self._send_aside(
-                deliver_at, subject, value, key=key, properties=properties, tags=tags, queue=queue,
+                deliver_at,
+                subject,
+                value,
+                key=key,
+                properties=properties,
+                tags=tags,
+                queue=queue,
                 timeout_ms=timeout_ms,
-            )  # fmt: skip
+            )
         try:
             sender = self._senders.get(subject)
         except (TypeError, ValueError):  # no text at all
@@ -430,7 +463,8 @@ class Sending(ScheduledCancels, Generic[V]):
 
     def _send_encoded(self, subject: str, data: bytes, *, key: bytes) -> SendFuture:
         """As `send`, of bytes that no codec shall encode."""
-        codec, self._codec = self._codec, None
+        codec = self._codec
+        self._codec = None
         try:
             return self.send(subject, cast(V, data), key=key)
         finally:
@@ -447,7 +481,8 @@ class Sending(ScheduledCancels, Generic[V]):
     def _end_turn(self) -> None:
         self._turn_ns = UNREAD
         self._turn_number += 1
-        touched, self._touched = self._touched, []
+        touched = self._touched
+        self._touched = []
         for batch in touched:  # no room is granted any more: the next message has another time
             batch.full_size -= batch.room
             batch.room = 0
@@ -481,15 +516,24 @@ class Sending(ScheduledCancels, Generic[V]):
             raise ClosedError(NOT_OPEN)
         check_name("subject", subject)
         sender = self._senders[subject] = SubjectSender(
-            subject, order_strategy=self._order_strategy, meta=self._meta,
-            broker_at=self._connections.broker_at, identity=self._identity, settings=self._settings,
-            clock=self._clock, rng=self._rng, budget=self._budget, turn=self._turn, on_dead=self._forget,
-        )  # fmt: skip
+            subject,
+            order_strategy=self._order_strategy,
+            meta=self._meta,
+            broker_at=self._connections.broker_at,
+            identity=self._identity,
+            settings=self._settings,
+            clock=self._clock,
+            rng=self._rng,
+            budget=self._budget,
+            turn=self._turn,
+            on_dead=self._forget,
+        )
         return sender
 
     def _take_senders(self) -> dict[str, SubjectSender]:
         """Take all senders out: `send` finds none from here on."""
-        senders, self._senders = self._senders, {}
+        senders = self._senders
+        self._senders = {}
         self._plain = self._senders
         return senders
 

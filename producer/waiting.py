@@ -152,9 +152,12 @@ class PartitionWaits:
         if self._report.waits(now_ms, oldest_ms):
             log.warning(
                 "%s at %s: %s, the oldest for %.0f s: %s",
-                self._name, address or f"broker group {self._broker_group}",
-                counted(sum(map(len, batches)), "message waits", "messages wait"), oldest_ms / 1000, error.message,
-            )  # fmt: skip
+                self._name,
+                address or f"broker group {self._broker_group}",
+                counted(sum(map(len, batches)), "message waits", "messages wait"),
+                oldest_ms / 1000,
+                error.message,
+            )
 
     def left(self) -> None:
         """Note that the messages wait elsewhere; the cause stays."""

@@ -136,7 +136,9 @@ def waiting_messages(
                 entry.messages += 1
                 entry.size_bytes += size
                 if sent_at_ns < entry.sent_at_ns:
-                    entry.sent_at_ns, entry.executor, entry.batch = sent_at_ns, executor, batch
+                    entry.sent_at_ns = sent_at_ns
+                    entry.executor = executor
+                    entry.batch = batch
     oldest = nsmallest(limit, entries, key=lambda entry: entry.sent_at_ns)
     return WaitingMessages(
         messages=sum(entry.messages for entry in entries),

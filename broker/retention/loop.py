@@ -31,6 +31,7 @@ from ...protocol.clock import Clock
 from ...protocol.control import Retention
 from ...protocol.errors import BrokerReadOnlyError, CorruptIndexError, KeylaneError, StorageError
 from ...protocol.limits import UNTOLD_MAX
+from ...protocol.log_filter import LogFilter
 from ...protocol.record import Kind
 from ...protocol.text import counted
 from ..calendar import Calendar
@@ -42,7 +43,6 @@ from ..storage.log.headers import segment_headers
 from ..storage.reserve import Reserve
 from ..store.group_commit import RunBlocking
 from ..store.store import Store
-from .disk_notes import DiskNotes
 from .policy import (
     DiskUse,
     Limits,
@@ -56,6 +56,8 @@ from .policy import (
 
 log = logging.getLogger("keylane.broker")
 
+_FULL, _EARLY = "full", "early"
+"""Keys of troubles: messages are refused, and messages are removed before their time."""
 CHECK_MS = 10_000
 """RocketMQ has the same interval."""
 SLICE = 500
@@ -109,7 +111,8 @@ class Cleaning:
         self._forgotten = store.log.first_position
         """The log position up to which the index has forgotten the log."""
         self._calendar = calendar or Calendar(clock)
-        self._notes = DiskNotes(clock)
+        self._clock = clock
+        self._troubles = LogFilter()
         self.adopt(settings)
         self._dropped_version = -1 if store.state.dropped else 0
         """The version of the dropped partitions for which `_vacant` was found."""
@@ -159,7 +162,8 @@ class Cleaning:
                 await self._store.index_damage.report(error)
             except KeylaneError as error:
                 self.problem = error.message
-                log.warning("retention: %s", error.message)
+                if line := self._troubles.met(error.message, self._clock.boot_ms()):
+                    log.warning("retention: %s", line)
             except Exception as error:
                 self.problem = f"a bug in the broker: {error!r}"
                 log.exception("retention")
@@ -195,7 +199,26 @@ class Cleaning:
         try:
             return await self._remove_what_is_due(disk, segments)
         finally:
-            self._notes.refusing(self._refusal)
+            self._log_refusal()
+
+    def _log_refusal(self) -> None:
+        """Log why messages are refused at the end of a check, or that they are taken again."""
+        now_ms = self._clock.boot_ms()
+        if not self._refusal:
+            if self._troubles.over(now_ms, _FULL):
+                log.warning("messages are taken again: the disk has room")
+        elif self._troubles.met("disk", now_ms, _FULL):
+            log.error("messages are refused: %s; make room, or add a disk", self._refusal)
+
+    def _log_early_removal(self, percent: int) -> None:
+        """Log that the log was shortened because of the disk, against its own limits."""
+        if self._troubles.met("disk", self._clock.boot_ms(), _EARLY):
+            log.warning(
+                "the disk was %d %% full: messages that no group needs are removed before their time,"
+                " now up to position %d; make room, add a disk, or shorten retention_ms",
+                percent,
+                self._store.log.first_position,
+            )
 
     async def _begin_segment(self, oldest_ms: int | None, *, segments: int) -> bool:
         """Have the next record begin a segment if the present one is old enough; returns whether it has."""
@@ -230,7 +253,7 @@ class Cleaning:
         elif segments and wanted > segments[0].base:
             gone = await self._remove(segments, wanted, disk)
             if gone and self._store.log.first_position > in_time:
-                self._notes.removed_early(disk.percent(), self._store.log.first_position)
+                self._log_early_removal(disk.percent())
         else:
             self.problem, self.untold = "", ()
         self.problem = self.problem or self._calendar.problem

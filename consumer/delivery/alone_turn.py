@@ -19,7 +19,8 @@ class AloneTurn:
         """Wait for the turn, in the order of the calls; it ends with the block, or after `limit_s`, so that none waits for ever."""
         loop = asyncio.get_running_loop()
         if self._lock is None or self._loop is not loop:
-            self._lock, self._loop = asyncio.Lock(), loop
+            self._lock = asyncio.Lock()
+            self._loop = loop
         lock, over = self._lock, False
         await lock.acquire()
 

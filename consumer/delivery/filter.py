@@ -152,11 +152,13 @@ def _name_of(function: Callable[..., object]) -> str:
 def _code_text(code: CodeType) -> str:
     """What the code of a function does, without its place and the order of its sets."""
     constants = [
-        _code_text(each) if isinstance(each, CodeType)
-        else str(sorted(map(repr, each))) if isinstance(each, frozenset)
+        _code_text(each)
+        if isinstance(each, CodeType)
+        else str(sorted(map(repr, each)))
+        if isinstance(each, frozenset)
         else repr(each)
         for each in code.co_consts
-    ]  # fmt: skip
+    ]
     names = (code.co_names, code.co_varnames, code.co_freevars)
     return f"{code.co_code.hex()} {names} {constants}"
 

@@ -32,12 +32,15 @@ class Hand:
     def spread(self) -> None:
         """Note the messages in their lanes and at their deliveries, before anything else is done with any of them."""
         if self.message is not None:
-            message, self.message = self.message, None
+            message = self.message
+            self.message = None
             self._note([message])
             message.delivery.taken(message)  # type: ignore[union-attr]
         if self.messages is not None:
-            messages, self.messages = self.messages, None
-            runs, self.runs = self.runs, []
+            messages = self.messages
+            self.messages = None
+            runs = self.runs
+            self.runs = []
             self._note(messages)
             for delivery, run in runs:
                 delivery.taken_all(run)
@@ -48,7 +51,9 @@ class Hand:
 
         A delivery refers to its hand and a message to its delivery, and the garbage collector does not look into messages.
         """
-        self.message, self.messages, self.runs = None, None, []
+        self.message = None
+        self.messages = None
+        self.runs = []
         self._note = _note_nothing
 
 

@@ -78,8 +78,10 @@ class AckedFirst:
             return
         log.error(
             "handler failed with %s on %s: acked before, so it is not tried again; %s lost so",
-            type(error).__qualname__, message_name(messages[0]), counted(self._lost, "message is", "messages are"),
+            type(error).__qualname__,
+            message_name(messages[0]),
+            counted(self._lost, "message is", "messages are"),
             exc_info=error,
-        )  # fmt: skip
+        )
         self._lost = 0
         self._silent_until_ms = now_ms + LOG_MS

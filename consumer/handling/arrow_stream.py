@@ -133,7 +133,8 @@ class ArrowStream:
     def give_back(self, batch: ArrowBatch, wait_ms: int) -> None:
         """Take the batch in hand back, for `wait_ms` at least."""
         partition = self._partitions[batch._client]
-        partition.in_hand, partition.given_back = None, batch
+        partition.in_hand = None
+        partition.given_back = batch
         partition.due_ns = self._boot_ns() + wait_ms * 1_000_000
         self._wake()
 

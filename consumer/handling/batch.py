@@ -112,7 +112,8 @@ class Batch:
 
     @attempt.setter
     def attempt(self, attempt: int) -> None:
-        more, self._attempt = attempt - self._attempt, attempt
+        more = attempt - self._attempt
+        self._attempt = attempt
         for message in self.messages:
             message.attempt += more
 

@@ -111,7 +111,8 @@ class _Queue:
     def begin_wait(self) -> int:
         """Begin a wait for others beside the messages that are here; returns its number."""
         self.number += 1
-        self.waits, self.wait_upto = True, self.put_count
+        self.waits = True
+        self.wait_upto = self.put_count
         return self.number
 
     def end_wait(self) -> int:
@@ -353,7 +354,8 @@ class BatchLanes:
 
     def _note_lone(self) -> None:
         """Note the keys of the batch that ran alone."""
-        lone, self._lone = self._lone, None
+        lone = self._lone
+        self._lone = None
         if lone is not None:
             self._busy |= lone.keys
 

@@ -25,9 +25,9 @@ from ..settings import FailurePolicy
 from .batch import Batch
 from .batch_lanes import WHOLE_TRIES, BatchLanes
 from .failing import Failing
+from .handler_log import HandlerLog
 from .handlers import BatchHandler
 from .lanes import Lanes, UnopenedBatch
-from .log_throttle import LogThrottle
 from .not_acked import Retry, only_retry
 from .workers import MESSAGES_PER_TURN, Workers
 
@@ -87,7 +87,7 @@ class BatchWorkers(Workers):
             wake=self._work.wake_all,
         )
         self._lanes = cast(Lanes, self._batch_lanes)  # it takes and gives batches as messages
-        self._log_throttle = LogThrottle(runner="handler of batches", ordered=ordered)
+        self._handler_log = HandlerLog(runner="handler of batches", ordered=ordered)
 
     def put(self, messages: list[Message]) -> None:
         """Add messages of one partition, in the order of their offsets."""
@@ -176,7 +176,7 @@ class BatchWorkers(Workers):
             self._retries.end(cast(Message, batch), self._boot_ns())
         batches = [*cast(list[Batch], failed), *due]
         for batch in batches:
-            self._log_line(self._log_throttle.given_up(cast(Message, batch), now_ms))
+            self._log_line(self._handler_log.given_up(cast(Message, batch), now_ms))
         client.forget(count + sum(map(len, batches)) + self._batch_lanes.drop_batches(client))
         if self._lanes.has_waiting:
             self._work.wake_all()

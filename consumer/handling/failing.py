@@ -41,7 +41,8 @@ class Failing:
 
     def adopt(self, settings: ConsumerSettings) -> None:
         """Follow these settings from now on, also for messages that wait for their next try."""
-        self.policy, self.tries_max = settings.failure_policy, settings.tries_max
+        self.policy = settings.failure_policy
+        self.tries_max = settings.tries_max
         self.retry_tries_max = settings.retry_tries_max
         self.retry_backoff = settings.retry_backoff
 

@@ -98,7 +98,8 @@ class InHand:
             _consume(starmap(arrived.popleft, repeat((), len(messages))))
         for delivery, _ in runs:
             delivery.hand = self.hand
-        self.hand.messages, self.hand.runs = messages, runs
+        self.hand.messages = messages
+        self.hand.runs = runs
         return messages.copy()
 
     def ack_hand(self, messages: list[Message]) -> bool:
@@ -113,7 +114,9 @@ class InHand:
             return False
         if any(delivery.acks_each for delivery, _ in hand.runs):
             return False
-        runs, hand.runs, hand.messages = hand.runs, [], None
+        runs = hand.runs
+        hand.runs = []
+        hand.messages = None
         for delivery, run in runs:
             delivery.done_all(run)
         return True
@@ -393,7 +396,8 @@ class InHand:
             if len(kept) == len(lane.messages) and len(out) == len(lane.out):
                 continue
             dropped += len(lane.messages) - len(kept)
-            lane.messages, lane.out = kept, out
+            lane.messages = kept
+            lane.out = out
             self._go_on(key, lane)
         self.waiting -= dropped
         return dropped

@@ -266,7 +266,8 @@ class Lanes:
 
     def note_alone(self) -> None:
         """Note the lane of the running message that was alone, or the last one of a run."""
-        message, self.alone = self.alone, None
+        message = self.alone
+        self.alone = None
         run = self.run
         if run is not None:
             self.run = None

@@ -46,9 +46,9 @@ from .arrow_batch import ArrowBatch
 from .arrow_stream import ArrowStream
 from .failing import Failing
 from .filtered import Filtering
+from .handler_log import HandlerLog
 from .in_hand import InHand
 from .lanes import leased_id_of
-from .log_throttle import LogThrottle
 from .not_acked import wait_ms_of
 from .taken import LongUnacked, StreamWatch, put_back, warn
 
@@ -121,9 +121,11 @@ class Stream:
         self._seen: Message | None = None
         """`current` at the last check; `_seen_ms` says since when."""
         self._seen_ms = 0
-        self._watch, self._held, self._iterated = StreamWatch(), LongUnacked(), False
+        self._watch = StreamWatch()
+        self._held = LongUnacked()
+        self._iterated = False
         runner, done = "body of the loop", "is left by the loop"
-        self._log_throttle = LogThrottle(runner=runner, done=done, ordered=ordered)
+        self._handler_log = HandlerLog(runner=runner, done=done, ordered=ordered)
         self._leaving = asyncio.Event()
         self.on_idle: Callable[[], None] | None = None
         """Called when the user waits for messages."""
@@ -269,7 +271,8 @@ class Stream:
             self._begun.set()
         self._asked.set()
         self._iterated = True
-        self.current, self._given = None, []
+        self.current = None
+        self._given = []
 
     def _check_open(self) -> None:
         if self._error is not None:
@@ -284,7 +287,8 @@ class Stream:
             return None
         message = self._in_hand.take_alone(self._waiting, self._boot_ns)
         if message is not None:
-            self._turn_left, self.current = left, message
+            self._turn_left = left
+            self.current = message
         return message
 
     def ack_hand(self, messages: list[Message]) -> bool:
@@ -390,7 +394,7 @@ class Stream:
         wait_ms = filtering.backoff.wait_ms(message.attempt, filtering.rng)
         now_ns = self._boot_ns()
         kind = type(error).__name__
-        line = self._log_throttle.failed(message, kind, now_ns // 1_000_000, wait_ms)
+        line = self._handler_log.failed(message, kind, now_ns // 1_000_000, wait_ms)
         if line is not None:
             log.warning("%s: %s", line.text, error.message)
         _, *behind = self._in_hand.give_back(message, now_ns + wait_ms * 1_000_000)
@@ -431,7 +435,7 @@ class Stream:
         client: PullClient = message.delivery  # type: ignore[assignment]
         client.note_failed(message, failure)
         now_ms = self._boot_ns() // 1_000_000
-        warn(self._log_throttle.failed(message, failure.kind, now_ms, 0, asked_for=failure.text))
+        warn(self._handler_log.failed(message, failure.kind, now_ms, 0, asked_for=failure.text))
         client.forget(1)
         self.acked_again([message])
 
@@ -453,7 +457,7 @@ class Stream:
         now_ns, sealed = self._boot_ns(), client_of(message).sealed
         asked = None if error else failure.text
         named = (message, failure.kind, now_ns // 1_000_000, wait_ms)
-        warn(self._log_throttle.failed(*named, asked_for=asked, sealed=sealed))
+        warn(self._handler_log.failed(*named, asked_for=asked, sealed=sealed))
         back = self._in_hand.give_back(message, now_ns + wait_ms * 1_000_000)
         for each in back:
             each.attempt += 1
@@ -462,7 +466,9 @@ class Stream:
 
     def put_back(self, taken: Message | list[Message] | ArrowBatch) -> None:
         """See `taken.put_back`."""
-        self._quick, self._alone, self.current = False, False, None
+        self._quick = False
+        self._alone = False
+        self.current = None
         put_back(taken, self._arrow, self._in_hand, self._boot_ns())
         self._work.set()
 
@@ -472,7 +478,7 @@ class Stream:
         parks = self._ordered and self._failing.parks(message)
         named = (message, failure.kind, self._boot_ns() // 1_000_000)
         pause_ms = self._failing.pause_ms(message, asked_ms)
-        warn(self._log_throttle.set_aside(*named, with_key=parks, pause_ms=pause_ms))
+        warn(self._handler_log.set_aside(*named, with_key=parks, pause_ms=pause_ms))
         self._work.set()
         if not parks:
             if pause_ms is None:
@@ -497,10 +503,10 @@ class Stream:
 
     def acked_again(self, messages: Sequence[Message]) -> None:
         """Let later messages of their keys be handed out."""
-        if self._log_throttle.in_trouble:
+        if self._handler_log.in_trouble:
             now_ms = self._boot_ns() // 1_000_000
             for message in messages:
-                warn(self._log_throttle.handled(message, now_ms))
+                warn(self._handler_log.handled(message, now_ms))
         if self._in_hand.acked_all(messages):
             self._work.set()
 
@@ -561,9 +567,10 @@ class Stream:
         given_back = self._in_hand.drop(client.is_of)
         paused = len(self._paused.pop(client.partition_id, ()))
         client.forget(len(self._waiting) - len(kept) + opened + given_back + paused)
-        self._waiting, self._stored = kept, stored
+        self._waiting = kept
+        self._stored = stored
         self._arrow.drop(client)
-        for line in self._log_throttle.given_up_all(client.is_of, self._boot_ns() // 1_000_000):
+        for line in self._handler_log.given_up_all(client.is_of, self._boot_ns() // 1_000_000):
             warn(line)
         try:
             await self._wait_for_acks(client)
@@ -586,8 +593,9 @@ class Stream:
                 log.warning(
                     "%s is wanted elsewhere, and %d of its messages are taken and not acked; it is "
                     "handed over once they are acked or the next message is asked for",
-                    client.log_name, client.outstanding,
-                )  # fmt: skip
+                    client.log_name,
+                    client.outstanding,
+                )
                 await race.first()
 
     async def finish(self) -> None:
@@ -607,12 +615,13 @@ class Stream:
         self._held.look(self.current, self._in_hand, self._failing, now_ms)
         if self.current is not None and self.current is self._seen:
             self._in_hand.hand.spread()  # its ack is to be logged
-            line = self._log_throttle.running(self._seen, self._seen_ms, now_ms)
+            line = self._handler_log.running(self._seen, self._seen_ms, now_ms)
         else:
-            line = None if self._seen is None else self._log_throttle.stopped(self._seen, now_ms)
-            self._seen, self._seen_ms = self.current, now_ms
+            line = None if self._seen is None else self._handler_log.stopped(self._seen, now_ms)
+            self._seen = self.current
+            self._seen_ms = now_ms
         warn(line)
-        warn(self._log_throttle.summary(now_ms))
+        warn(self._handler_log.summary(now_ms))
         if not self._iterated and (self._waiting or self._stored):
             first = (self._waiting or self._stored[0].messages())[0]
             self._watch.not_iterated(first, self._here, now_ms)
@@ -631,7 +640,9 @@ class Stream:
 
     async def close(self) -> None:
         """End the iteration."""
-        self._closed, self._quick, self._alone = True, False, False
+        self._closed = True
+        self._quick = False
+        self._alone = False
         self._waiting.clear()
         self._stored.clear()
         self._in_hand.close()

@@ -21,8 +21,8 @@ from ..pulling.pull_client import PullClient
 from .arrow_batch import ArrowBatch
 from .arrow_stream import ArrowStream
 from .failing import Failing
+from .handler_log import LogLine
 from .in_hand import InHand
-from .log_throttle import LogLine
 from .not_acked import is_a_signal
 
 log = logging.getLogger("keylane.consumer")
@@ -111,8 +111,10 @@ class StreamWatch:
             log.warning(
                 "%s waits for acks: %s until earlier ones of their keys are acked or given back, as %s; to have several "
                 "messages of a key at once, use getmany()",
-                manner, counted(in_hand.waiting, "message waits", "messages wait"), message_name(stuck),
-            )  # fmt: skip
+                manner,
+                counted(in_hand.waiting, "message waits", "messages wait"),
+                message_name(stuck),
+            )
 
     def not_iterated(self, first: Message[Any], waiting: int, now_ms: int) -> None:
         """Log that messages wait, `first` before others, and that the consumer was never iterated."""
@@ -125,7 +127,7 @@ class StreamWatch:
                 "its partitions; give it handler=, or use: async for message in consumer",
                 consumer_name(first.subject, getattr(first.delivery, "group", "")),
                 counted(waiting, "message waits", "messages wait"),
-            )  # fmt: skip
+            )
 
 
 class _Seen(NamedTuple):
@@ -152,7 +154,8 @@ class LongUnacked:
             held[current.partition_id] = current
         for message in islice(in_hand.out(), LOOKED_AT_MAX):
             held.setdefault(message.partition_id, message)
-        known, self._seen = self._seen, {}
+        known = self._seen
+        self._seen = {}
         for partition_id, message in held.items():
             seen = known.get(partition_id)
             if seen is None or seen.message is not message or seen.attempt != message.attempt:

@@ -11,7 +11,7 @@ from ...protocol.parked import HANGS_MS
 from ...protocol.text import counted
 from .batch import Batch
 from .failing import Failing
-from .log_throttle import LogLine, LogThrottle
+from .handler_log import HandlerLog, LogLine
 
 _IGNORED = "coroutine ignored GeneratorExit"
 """Python's message for a coroutine that was closed and awaited something nevertheless."""
@@ -21,8 +21,16 @@ class WorkerTask:
     """A worker; `Workers` says how its requests to end are counted."""
 
     __slots__ = (
-        "cancelled_message", "message", "ran", "running", "seen", "seen_attempt", "seen_ms", "task", "timed_out",
-    )  # fmt: skip
+        "cancelled_message",
+        "message",
+        "ran",
+        "running",
+        "seen",
+        "seen_attempt",
+        "seen_ms",
+        "task",
+        "timed_out",
+    )
 
     def __init__(self) -> None:
         self.message: Message | None = None
@@ -43,7 +51,8 @@ class WorkerTask:
 
     def forget(self) -> None:
         """Forget the message of a worker that has ended, so that no hand-over waits for it."""
-        message, self.message = self.message, None
+        message = self.message
+        self.message = None
         if message is not None:
             message.delivery.forget(1)  # type: ignore[union-attr]
 
@@ -61,7 +70,8 @@ class WorkerTask:
             return 0
         running = self.running
         if running is None or running[0] is not message or running[1] != message.attempt:
-            self.running, self.timed_out = (message, message.attempt, now_ms), None
+            self.running = (message, message.attempt, now_ms)
+            self.timed_out = None
             return 0
         return now_ms - running[2]
 
@@ -102,7 +112,8 @@ class IdleWorkers:
 
     def wake_all(self) -> None:
         """Wake every idle worker."""
-        waiting, self.waiting = self.waiting, {}
+        waiting = self.waiting
+        self.waiting = {}
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
@@ -138,7 +149,7 @@ def current_task() -> asyncio.Task[object] | None:
 
 
 def look_at(
-    worker: WorkerTask, throttle: LogThrottle, failing: Failing, now_ms: int
+    worker: WorkerTask, handler_log: HandlerLog, failing: Failing, now_ms: int
 ) -> LogLine | None:
     """The line that is due about a worker's handler, whose broker is told too if it does not return."""
     message, seen = worker.message, worker.seen
@@ -147,10 +158,11 @@ def look_at(
         if running_ms >= HANGS_MS:
             why = failing.hanging(_what(message), message.attempt)
             message.delivery.note_hangs(message, why, running_ms)  # type: ignore[union-attr]
-        return throttle.running(message, worker.seen_ms, now_ms)
-    worker.seen, worker.seen_ms = message, now_ms
+        return handler_log.running(message, worker.seen_ms, now_ms)
+    worker.seen = message
+    worker.seen_ms = now_ms
     worker.seen_attempt = 0 if message is None else message.attempt
-    return None if seen is None else throttle.stopped(seen, now_ms)
+    return None if seen is None else handler_log.stopped(seen, now_ms)
 
 
 def _what(message: Message) -> str:

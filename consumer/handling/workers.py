@@ -37,9 +37,9 @@ from ..log_names import message_name
 from ..pulling.pull_client import PullClient, client_of
 from ..settings import ConsumerSettings
 from .failing import Failing
+from .handler_log import HandlerLog, LogLine
 from .handlers import Handler, await_result, is_async
 from .lanes import RUN_MIN, Lanes, Run, UnopenedBatch
-from .log_throttle import LogLine, LogThrottle
 from .not_acked import Retry, is_a_signal, only_retry
 from .retries import Retries
 from .worker_task import IdleWorkers, WorkerTask, closes_coroutines, current_task, look_at
@@ -106,20 +106,25 @@ class Workers:
         acks_each: bool = False,
         failing: Failing | None = None,
     ) -> None:
-        self._timeout_ms, self._cancels = handler_timeout_ms, cancels
+        self._timeout_ms = handler_timeout_ms
+        self._cancels = cancels
         self._timeouts: asyncio.TimerHandle | None = None
         """Of the next look for handlers that take too long."""
-        self._acks_each, self._ordered = acks_each, ordered
+        self._acks_each = acks_each
+        self._ordered = ordered
         self._failing = failing or Failing()
         self._lanes = Lanes(ordered=ordered)
-        self._handler, self._is_async = handler, is_async(handler)
-        self._handover_ms, self._backoff = handover_ms, backoff
+        self._handler = handler
+        self._is_async = is_async(handler)
+        self._handover_ms = handover_ms
+        self._backoff = backoff
         self._boot_ns = clock.boot_ns
         self._readings = boot_seconds(clock)
         self._run_size = RUN_MIN
         """Of the next run: twice as many after each that ends without a wait."""
-        self._rng, self._on_crash = rng, on_crash
-        self._log_throttle = LogThrottle(ordered=ordered)
+        self._rng = rng
+        self._on_crash = on_crash
+        self._handler_log = HandlerLog(ordered=ordered)
         self._retries: Retries[Message] = Retries(concurrency)
         self._timer: asyncio.TimerHandle | None = None
         """Starts the tries that are due."""
@@ -480,7 +485,7 @@ class Workers:
                         return None
                 else:
                     client.done(message.offset)
-                    self._log_line(self._log_throttle.handled(message, self._now_ms()))
+                    self._log_line(self._handler_log.handled(message, self._now_ms()))
                     if self._acks_each and not await self._answered(worker, message):
                         self._free_later(message)
                         return None
@@ -561,7 +566,7 @@ class Workers:
             reason = error.reason
             if error.wait_ms is not None:
                 wait_ms = self._failing.asked_ms(error.wait_ms, message.attempt)
-        line = self._log_throttle.failed(
+        line = self._handler_log.failed(
             *(message, type(error).__qualname__, now_ns // 1_000_000, wait_ms),
             text=failure.text,
             asked_for=reason,
@@ -592,10 +597,12 @@ class Workers:
         asked = only_retry(error) or error
         asked_ms = asked.wait_ms if isinstance(asked, Retry) else None
         pause_ms = self._failing.pause_ms(failed, asked_ms)
-        line = self._log_throttle.set_aside(
+        line = self._handler_log.set_aside(
             *(failed, failure.kind, self._now_ms()),
-            with_key=parks, pause_ms=pause_ms, asked_for=isinstance(asked, Retry),
-        )  # fmt: skip
+            with_key=parks,
+            pause_ms=pause_ms,
+            asked_for=isinstance(asked, Retry),
+        )
         self._log_line(line, error)
         if pause_ms is not None:
             client.retry(failed, failure, pause_ms)
@@ -615,7 +622,7 @@ class Workers:
 
     def _give_up(self, message: Message) -> None:
         message.delivery.forget(1)  # type: ignore[union-attr]
-        self._log_line(self._log_throttle.given_up(message, self._now_ms()))
+        self._log_line(self._handler_log.given_up(message, self._now_ms()))
 
     # ── tries that are due ───────────────────────────────────────────────────────────────────────────
     def _start_due(self) -> bool:
@@ -682,8 +689,9 @@ class Workers:
             log.warning(
                 "%s has been in a thread for %d ms, which is its handler_timeout_ms; a thread cannot be cancelled, so its "
                 "key and its thread wait until the handler returns",
-                message_name(message), self._timeout_ms,
-            )  # fmt: skip
+                message_name(message),
+                self._timeout_ms,
+            )
         worker.timed_out = message
 
     def _timeout_error(self, cause: BaseException | None = None) -> HandlerTimeoutError:
@@ -709,8 +717,8 @@ class Workers:
         self._lanes.note_alone()
         for worker in self._workers:
             if worker.message is not None or worker.seen is not None:
-                self._log_line(look_at(worker, self._log_throttle, self._failing, now_ms))
-        self._log_line(self._log_throttle.summary(now_ms))
+                self._log_line(look_at(worker, self._handler_log, self._failing, now_ms))
+        self._log_line(self._handler_log.summary(now_ms))
 
     def _now_ms(self) -> int:
         return self._boot_ns() // 1_000_000
@@ -752,11 +760,11 @@ class Workers:
         waiting = self._lanes.drop(client.partition_id, client.is_of)
         for message in failed:
             self._lanes.release(message)
-            self._log_line(self._log_throttle.given_up(message, now_ms))
+            self._log_line(self._handler_log.given_up(message, now_ms))
         for message in waiting:
             if message.attempt != 1:
                 self._retries.end(message, self._boot_ns())
-                self._log_line(self._log_throttle.given_up(message, now_ms))
+                self._log_line(self._handler_log.given_up(message, now_ms))
         client.forget(len(failed) + len(waiting) + self._lanes.drop_batches(client))
         if self._lanes.has_waiting:
             self._work.wake_all()
@@ -778,8 +786,9 @@ class Workers:
             for message in (worker.message for worker in late if worker.message):
                 log.warning(
                     "handler of %s was cancelled %d ms ago and still runs; the hand-over waits for it",
-                    message_name(message), warn_ms,
-                )  # fmt: skip
+                    message_name(message),
+                    warn_ms,
+                )
             await client.wait_handled()
         for worker in late:
             worker.take_back_cancel()
@@ -787,7 +796,7 @@ class Workers:
     async def close(self) -> None:
         """Stop all workers."""
         self._closed = True
-        self._log_line(self._log_throttle.summary(self._now_ms(), last=True))
+        self._log_line(self._handler_log.summary(self._now_ms(), last=True))
         for timer in (self._timer, self._timeouts):
             if timer is not None:
                 timer.cancel()

@@ -85,8 +85,9 @@ class Ancestors:
                 )
             log.warning(
                 "%s: what parent %d had parked is gone with its messages, and is given up",
-                context.log_name, parent_id,
-            )  # fmt: skip
+                context.log_name,
+                parent_id,
+            )
             return await self._sender.send_now([Adopt(parent_id, (), True)])
         broker, partition = context.broker_at(address), context.grant.partition
         left = list(ranges) or [(partition.range_start, partition.range_end)]
@@ -105,8 +106,10 @@ class Ancestors:
         if taken:
             log.info(
                 "%s takes over %d parked messages of parent %d",
-                context.log_name, taken, parent_id,
-            )  # fmt: skip
+                context.log_name,
+                taken,
+                parent_id,
+            )
         return version
 
     async def _address_of(self, partition_id: int) -> str | None:

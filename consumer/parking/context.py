@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from ...protocol.control import Grant
+from ...protocol.errors import KeylaneError
+from ...protocol.log_filter import LogFilter
 from ...protocol.message import Message
 from ...protocol.operations import SubjectHistory
 from ...protocol.parked import Failure
@@ -18,6 +21,8 @@ from ..delivery.alone_turn import AloneTurn
 from ..delivery.client_delivery import DeliveringClient
 from ..log_names import partition_name
 from ..settings import ConsumerSettings
+
+log = logging.getLogger("keylane.consumer")
 
 
 class ParkingClient(DeliveringClient, Protocol):
@@ -140,6 +145,18 @@ class ParkContext:
         for task in tasks:
             task.cancel()
         return tasks
+
+    def log_failure(
+        self, troubles: LogFilter, what: str, error: KeylaneError, level: int = logging.INFO
+    ) -> None:
+        """Log that work on `what` has failed, unless that was logged lately."""
+        if line := troubles.met(error.message, self.client.boot_ns() // 1_000_000):
+            log.log(level, "%s: %s: %s", self.log_name, what, line)
+
+    def log_recovery(self, troubles: LogFilter, what: str) -> None:
+        """Log that work on `what` succeeds again, if a line said that it fails."""
+        if failures := troubles.over(self.client.boot_ns() // 1_000_000):
+            log.info("%s: %s: the broker answers again, after %s", self.log_name, what, failures)
 
     async def pause(self, failures: int) -> None:
         """Wait before the next try."""

@@ -167,7 +167,8 @@ class ParkQueue:
 
     def confirmed(self) -> None:
         """Note that the request under way is durable."""
-        under_way, self._under_way = self._under_way, []
+        under_way = self._under_way
+        self._under_way = []
         if any(isinstance(waiting.change, Park) for waiting in under_way):
             self._full = self._alone = False
         for waiting in under_way:

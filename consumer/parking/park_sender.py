@@ -23,9 +23,9 @@ from ...protocol.frames import (
     ReadEdited,
     ReadParked,
 )
+from ...protocol.log_filter import LogFilter
 from ...protocol.message import Message
 from ...protocol.parked import AskedChange, FailAgain, Failure, ParkKey, Shift, encode_parked
-from ...rpc.liveness.told_texts import ToldTexts
 from .context import ParkContext
 from .park_queue import ParkQueue, or_bury
 
@@ -139,7 +139,8 @@ class ParkSender:
                 answer, value = await context.client.broker.call(ask)
                 assert isinstance(answer, ParkedEdited)
                 if answer.properties is not None:
-                    message.value, message.packed_properties = bytes(value), answer.properties
+                    message.value = bytes(value)
+                    message.packed_properties = answer.properties
 
     async def send_now(self, changes: Iterable[AskedChange], next_tries: NextTries = ()) -> int:
         """Make changes durable that do not wait for others; returns the broker's version.  Raises KeylaneError."""
@@ -157,7 +158,7 @@ class ParkSender:
 
     async def _run(self) -> None:
         pauses = self._context.settings.backoff.pauses(self._context.rng)
-        troubles = ToldTexts()
+        troubles = LogFilter()
         linger_s = self._context.settings.ack_linger_ms / 1000
         while True:
             await self._due.wait()
@@ -167,23 +168,18 @@ class ParkSender:
                 while self._queue:
                     await self._send()
                     pauses.reset()
+                    self._context.log_recovery(troubles, "parked messages")
                     if self._queue and not self._queue.is_long and not self._queue.full:
                         await asyncio.sleep(linger_s)  # for others that come meanwhile
                 self._context.client.settled()
             except FencedError:
                 raise
             except KeylaneError as error:
-                if not isinstance(error, ParkFullError):
-                    if not pauses.failures:
-                        troubles.over()
-                    self._log(troubles.level(error.message), error)
-                elif pauses.failures == 0:
-                    self._log(logging.WARNING, error)
+                full = isinstance(error, ParkFullError)
+                level = logging.WARNING if full else logging.INFO
+                self._context.log_failure(troubles, "parked messages", error, level)
                 self._due.set()
                 await asyncio.sleep(pauses.next_ms() / 1000)
-
-    def _log(self, level: int, error: KeylaneError) -> None:
-        log.log(level, "%s: parked messages: %s", self._context.log_name, error)
 
     async def _send(self) -> None:
         """

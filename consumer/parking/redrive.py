@@ -36,6 +36,7 @@ from ...protocol.errors import (
 )
 from ...protocol.frames import Batches, Read
 from ...protocol.ids import MAX_I64
+from ...protocol.log_filter import LogFilter
 from ...protocol.message import Message
 from ...protocol.parked import (
     LOOSE,
@@ -52,7 +53,6 @@ from ...protocol.record import Header, read_header
 from ...protocol.routing import PartitionState
 from ...protocol.text import MAYBE_OLDER_COPY
 from ...rpc.client import BrokerClient
-from ...rpc.liveness.told_texts import ToldTexts
 from ..delivery.client_delivery import ClientDelivery
 from ..delivery.decode import decode_messages
 from .context import ParkContext, ParkingClient
@@ -246,7 +246,7 @@ class Redrives:
         """The owner before ended without a release."""
         self.inherits = False
         """What begins now was chosen before this owner had the partition."""
-        self._troubles = ToldTexts()
+        self._troubles = LogFilter()
         self._alone = asyncio.Lock()
         self._tasks: dict[ParkKey, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(AT_ONCE_MAX)
@@ -283,19 +283,14 @@ class Redrives:
                         careful = False
                         if not passed:
                             failures = 0
-                            self._troubles.over()
+                            self._context.log_recovery(self._troubles, "parked messages")
                     except FencedError:
                         raise
                     except KeylaneError as error:
                         failures += 1
                         passed.clear()
                         self.forget_sources()
-                        log.log(
-                            self._troubles.level(error.message),
-                            "%s: parked messages: %s",
-                            self._context.log_name,
-                            error.message,
-                        )
+                        self._context.log_failure(self._troubles, "parked messages", error)
                         await self._context.pause(failures)
         finally:
             del self._tasks[key]
@@ -312,7 +307,7 @@ class Redrives:
             "%s: the process of the consumer before ended while it had dead letters that were chosen to be "
             "handled again; they are dead letters as before",
             self._context.log_name,
-        )  # fmt: skip
+        )
         while rows := (await self._sender.first_rows(key, MAX_I64)).rows:
             await self._sender.send_now(
                 [Shift(RETRIED, None, source, ((start, end),)) for source, start, end in rows]
@@ -482,8 +477,11 @@ class Redrives:
     async def _give_up(self, key: ParkKey, source: int, start: int, end: int) -> None:
         log.warning(
             "%s: parked messages [%d, %d) of partition %d are stored no longer, and are given up",
-            self._context.log_name, start, end, source,
-        )  # fmt: skip
+            self._context.log_name,
+            start,
+            end,
+            source,
+        )
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._sender.unpark(
             key, source, start, end, lambda: None if gone.done() else gone.set_result(None)

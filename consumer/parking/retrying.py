@@ -24,11 +24,11 @@ from collections.abc import Iterable
 
 from ...protocol.errors import CorruptBatchError, CorruptLogError, FencedError, KeylaneError
 from ...protocol.ids import MAX_I64
+from ...protocol.log_filter import LogFilter
 from ...protocol.message import Message
 from ...protocol.offsets import Range
 from ...protocol.parked import RETRIED, Failure, ParkedKeyRow, Shift, crash_of
 from ...protocol.text import counted
-from ...rpc.liveness.told_texts import ToldTexts
 from .context import ParkContext
 from .due_tries import DueTries, DueTry
 from .park_sender import ParkSender
@@ -82,7 +82,7 @@ class Retrying:
         self._sender = sender
         self._redrives = redrives
         self._due = DueTries()
-        self._troubles = ToldTexts()
+        self._troubles = LogFilter()
         self._begun = False
         self._careful_until_ns = 0
         self._changed = asyncio.Event()
@@ -152,8 +152,11 @@ class Retrying:
     def _bury_crashed(self, attempts: int, source: int, part: Range) -> None:
         log.warning(
             "%s: %s of partition %d, from offset %d on, ended the processes of two consumers, and is set aside",
-            self._context.log_name, counted(part[1] - part[0], "message"), source, part[0],
-        )  # fmt: skip
+            self._context.log_name,
+            counted(part[1] - part[0], "message"),
+            source,
+            part[0],
+        )
         failure = crash_of("again", at_ms=self._client.wall_ms(), attempts=attempts)
         self._sender.shift(Shift(-attempts, None, source, (part,), failure), _nothing)
 
@@ -254,12 +257,7 @@ class Retrying:
             raise
         except KeylaneError as error:
             self._redrives.forget_sources()
-            log.log(
-                self._troubles.level(error.message),
-                "%s: messages that wait for retry: %s",
-                self._context.log_name,
-                error.message,
-            )
+            self._context.log_failure(self._troubles, "messages that wait for retry", error)
             again = taken._replace(key=key)
             damaged_upto = None
             if isinstance(error, CorruptLogError | CorruptBatchError):
@@ -270,7 +268,7 @@ class Retrying:
             self._changed.set()
             return
         self._due.answered(source)
-        self._troubles.over()
+        self._context.log_recovery(self._troubles, "messages that wait for retry")
         self._changed.set()
         if upto == ranges[0][0]:
             await self._context.pause(1)

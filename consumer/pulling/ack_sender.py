@@ -19,29 +19,80 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
 from ...protocol.clock import TICK_S, TICKED_S_MIN, at_a_tick
 from ...protocol.errors import FencedError, KeylaneError, OverloadedError
 from ...protocol.frames import Ack, Acked
+from ...protocol.log_filter import LogFilter
 from ...protocol.message import Message
 from ...protocol.parked import Failure
-from ...rpc.liveness.told_texts import ToldTexts
+from ...rpc.client import BrokerClient
 from ...rpc.network import Calling
 from ..settings import AckMode, ConsumerSettings
 from .acks import AckQueue, ranges_of
 from .failed_tries import FailedTries
 from .messages_in_flight import MessagesInFlight
-from .pull_views import PullViews
 
 log = logging.getLogger("keylane.consumer")
 CLOCK_S = 0.001
 """Timers end so much earlier, at most, than a sum of times says."""
 ANY = -1
 """An offset that is in every request."""
+
+
+class AckedPartition(Protocol):
+    """What a sender of acks needs of its pull client."""
+
+    broker: BrokerClient
+    """The client of the partition's broker."""
+    boot_ns: Callable[[], int]
+    renewal_ms: float
+    """Milliseconds between two requests that renew what handlers have."""
+    respects_range_limit: bool
+    """Pulls stop while the broker takes no more ranges above the cursor."""
+
+    @property
+    def log_name(self) -> str:
+        """Subject, partition and group, for log lines."""
+        ...
+
+    @property
+    def holds_fence(self) -> bool:
+        """True while the broker has the fence, and the lease has not ended."""
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """True while the broker is known to have acks of all that was pulled, and a pull waits."""
+        ...
+
+    def held(self) -> list[Message]:
+        """The messages that the next request renews."""
+        ...
+
+    def renewed(self, messages: list[Message], sent_ns: int) -> None:
+        """Note that a request made at `sent_ns` has renewed messages."""
+        ...
+
+    def acked_to(self, answer: Acked) -> None:
+        """Note that acks are durable."""
+        ...
+
+    def note_unanswered(self, error: KeylaneError) -> None:
+        """Note why a call of the partition failed."""
+        ...
+
+    def knows_parked(self, version: int) -> bool:
+        """True if `check_parked` has nothing to learn."""
+        ...
+
+    async def check_parked(self, version: int) -> None:
+        """Learn what an operator has changed, if the version is newer than the one that is known."""
+        ...
 
 
 class AckWaiter(NamedTuple):
@@ -76,7 +127,7 @@ class AckSender:
 
     def __init__(
         self,
-        partition: PullViews,
+        partition: AckedPartition,
         who: tuple[int, str, str, int],
         *,
         in_flight: MessagesInFlight,
@@ -102,7 +153,7 @@ class AckSender:
         self._loop = asyncio.get_running_loop()
         self._pauses = settings.backoff.pauses(rng)
         """Between requests that fail."""
-        self._troubles = ToldTexts()
+        self._troubles = LogFilter()
         self._waiters: list[AckWaiter] = []
         """Of `durable`, for the next request."""
         self._idle_s = min(settings.ttl_ms / 3, partition.renewal_ms) / 1000
@@ -206,20 +257,25 @@ class AckSender:
                     version = await self._without_task()
                     if version is None:
                         await self._send()
-                        self._pauses.reset()
+                        self._note_recovered()
                     else:
                         await self._partition.check_parked(version)
                 except FencedError:
                     raise
                 except KeylaneError as error:
                     self._partition.note_unanswered(error)
-                    if not self._pauses.failures:
-                        self._troubles.over()
-                    level = self._troubles.level(error.message)
-                    log.log(level, "%s: acks: %s", self._partition.log_name, error.message)
+                    now_ms = self._partition.boot_ns() // 1_000_000
+                    if line := self._troubles.met(error.message, now_ms):
+                        log.info("%s: acks: %s", self._partition.log_name, line)
                     await asyncio.sleep(self._pauses.next_ms() / 1000)
         finally:
             self._renewal.cancel()
+
+    def _note_recovered(self) -> None:
+        """Note that a request was answered."""
+        self._pauses.reset()
+        if failures := self._troubles.over(self._partition.boot_ns() // 1_000_000):
+            log.info("%s: acks are stored again, after %s", self._partition.log_name, failures)
 
     def _renew(self) -> None:
         """Send a request, if none was made for a third of the ttl; an empty one only to renew the pull lock."""
@@ -269,10 +325,12 @@ class AckSender:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            calling, self._calling = self._calling, None
+            calling = self._calling
+            self._calling = None
             if calling is not None:
                 calling.cancel()
-            request, self._under_way = self._under_way, None
+            request = self._under_way
+            self._under_way = None
             if request is not None:
                 self._take_back(request)
 
@@ -306,7 +364,9 @@ class AckSender:
 
     def _answered(self, calling: Calling) -> None:
         """Take the answer to the request that is under way, or its error."""
-        request, self._under_way, self._calling = self._under_way, None, None
+        request = self._under_way
+        self._under_way = None
+        self._calling = None
         trouble = self._trouble
         if request is None:
             return
@@ -317,7 +377,8 @@ class AckSender:
             answer, _ = calling.result()
             assert isinstance(answer, Acked)
             self._confirmed(request, answer)
-            self._pauses.reset()
+            if self._pauses.failures:
+                self._note_recovered()
             if not self._partition.knows_parked(answer.parked_version):
                 trouble.set_result(answer.parked_version)
         except OverloadedError as error:
@@ -354,7 +415,8 @@ class AckSender:
         self.is_due = False
         self._sent_s = self._loop.time()
         ranges = self.handled.take()
-        waiters, self._waiters = self._waiters, []
+        waiters = self._waiters
+        self._waiters = []
         failed, oldest = self.tries.told_with(ranges)
         begun = tuple(self._begun.items()) if self._begun else ()
         partition = self._partition

@@ -52,8 +52,9 @@ class AckedFirstClient(PullClient):
         if self.lapsed:
             log.warning(
                 "%s: the lease ended when %s acked, so that no handler gets what was acked",
-                self.log_name, counted(len(offsets), "message was", "messages were"),
-            )  # fmt: skip
+                self.log_name,
+                counted(len(offsets), "message was", "messages were"),
+            )
             return False
         return True
 

@@ -82,7 +82,8 @@ class AckQueue:
             self._ranges.append((self._start, self.end))
             self._start = self.end
             if len(self._ranges) == 1 and not self.under_way:  # as of handlers that keep up
-                self.under_way, self._ranges = self._ranges, []
+                self.under_way = self._ranges
+                self._ranges = []
                 self.left_over = False
                 return tuple(self.under_way)
         joined = list(IntervalSet(self.under_way + self._ranges))

@@ -182,8 +182,10 @@ class BroadcastClient(PullClient):
         self._acked_here.add(start, first_offset)
         log.warning(
             "%s: %s removed before a broadcast consumer got them; it continues at offset %d",
-            self.log_name, counted(missed, "message was", "messages were"), first_offset,
-        )  # fmt: skip
+            self.log_name,
+            counted(missed, "message was", "messages were"),
+            first_offset,
+        )
 
     async def _release(self) -> None:
         """Nothing is locked."""

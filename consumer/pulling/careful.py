@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from typing import Protocol
 
 from ...protocol.clock import Clock
 from ...protocol.errors import CorruptBatchError
@@ -18,13 +19,15 @@ from ...protocol.frames import Acquired
 from ...protocol.message import Message
 from ...protocol.parked import Failure, crash_of
 from ...protocol.text import counted
-from ..delivery.client_delivery import ClientDelivery
+from ..delivery.client_delivery import ClientDelivery, DeliveringClient
 from ..delivery.pulled_batch import PulledBatch
 from ..log_names import message_name
+from ..parking.key_parking import KeyParking
 from ..settings import ConsumerSettings, FailurePolicy
 from .ack_sender import AckSender
 from .column_suspects import ColumnSuspects, SuspectPart
-from .pull_views import PullViews
+from .pull_gate import PullGate
+from .pull_owner import PullOwner
 from .suspects import CAREFUL_MS, SuspectQueue, SuspectStep
 
 log = logging.getLogger("keylane.consumer")
@@ -32,6 +35,40 @@ log = logging.getLogger("keylane.consumer")
 
 LONG_MS = 1_000
 """A suspect is waited for until the careful part ends, and for this at least."""
+
+
+class CarefulClient(DeliveringClient, Protocol):
+    """What a careful hand-out needs of its pull client beside."""
+
+    owner: PullOwner
+    gate: PullGate
+    parking: KeyParking
+
+    @property
+    def log_name(self) -> str:
+        """Subject, partition and group, for log lines."""
+        ...
+
+    @property
+    def next_offset(self) -> int:
+        """The first offset that is not pulled."""
+        ...
+
+    def blocks(self, message: Message, failure: Failure) -> None:
+        """Have the broker show why a message holds others up, with the next ack."""
+        ...
+
+    def divert(self, messages: list[Message]) -> list[Message]:
+        """Park those of messages that are counted as handed out whose keys are parked; returns the others."""
+        ...
+
+    def leave_out_parked(self, batch: PulledBatch) -> None:
+        """Park the rows of a batch, which are counted as handed out, whose keys are parked."""
+        ...
+
+    def give(self, messages: list[Message]) -> None:
+        """Give messages to handlers that are counted as handed out already."""
+        ...
 
 
 class CarefulHandOut(ClientDelivery):
@@ -58,11 +95,11 @@ class CarefulHandOut(ClientDelivery):
         "is_over",
     )
 
-    client: PullViews
+    client: CarefulClient
 
     def __init__(
         self,
-        client: PullViews,
+        client: CarefulClient,
         acks: AckSender,
         answer: Acquired,
         *,
@@ -132,10 +169,12 @@ class CarefulHandOut(ClientDelivery):
             "%s: the two consumers before it ended without handing over; %s handled one at a time, for up to "
             "%d s, because one of them may have ended both",
             client.log_name,
-            counted(max(upto - client.cursor, 1), "message is", "messages are"), CAREFUL_MS // 1_000,
-        )  # fmt: skip
+            counted(max(upto - client.cursor, 1), "message is", "messages are"),
+            CAREFUL_MS // 1_000,
+        )
         self._opens = await self.client.owner.takes_messages()
-        stored, self._stored = self._stored, []
+        stored = self._stored
+        self._stored = []
         if not self._opens:
             await self._run_columns(stored)
             return
@@ -158,7 +197,8 @@ class CarefulHandOut(ClientDelivery):
     def stop(self) -> None:
         """Hand nothing more out; the task is cancelled."""
         self.is_over = True
-        stored, self._stored = self._stored, []
+        stored = self._stored
+        self._stored = []
         if self._columns is not None:
             stored += self._columns.rest()
         waiting = sum(batch.count for batch in stored) + len(self._queue.rest())
@@ -221,8 +261,10 @@ class CarefulHandOut(ClientDelivery):
         """Name a message whose process ended while it was handled alone, in the log and at its broker."""
         log.warning(
             "%s: the process of its consumer ended while it was handled, %s%s",
-            message_name(message), counted(crashes, "time"), then,
-        )  # fmt: skip
+            message_name(message),
+            counted(crashes, "time"),
+            then,
+        )
         self.client.blocks(message, self._crash(message, crashes))
 
     def _crash(self, message: Message, crashes: int) -> Failure:

@@ -71,7 +71,8 @@ class Losses:
 
     def take(self) -> list[str]:
         """Return the log lines, each once."""
-        lost, self._lost = self._lost, {}
+        lost = self._lost
+        self._lost = {}
         return [
             f"lost the lease of {_listed(partitions)}: {why}" for why, partitions in lost.items()
         ]

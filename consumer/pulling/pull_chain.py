@@ -89,7 +89,8 @@ class PullChain:
             request = replace(request, answers_max=1)  # a call is over with its first answer
             return await broker.call(request, wait_ms=request.wait_ms)
         _chains[channel] = _chains.get(channel, 0) + 1
-        self._broker, self._channel = broker, channel
+        self._broker = broker
+        self._channel = channel
         waiter: asyncio.Future[tuple[Answer, memoryview] | None]
         self._waiter = waiter = asyncio.get_running_loop().create_future()
         try:
@@ -97,7 +98,8 @@ class PullChain:
             return await waiter
         finally:
             _chains[channel] -= 1
-            calling, self._calling = self._calling, None
+            calling = self._calling
+            self._calling = None
             self._waiter = self._broker = self._channel = None
             if calling is not None:
                 calling.cancel()

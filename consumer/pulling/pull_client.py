@@ -35,38 +35,42 @@ from ...protocol.frames import (
     Release,
 )
 from ...protocol.limits import PULL_ANSWERS_MAX
+from ...protocol.log_filter import LogFilter
 from ...protocol.message import Delivery, Message
+from ...protocol.parked import Failure
 from ...protocol.record import Header
 from ...protocol.text import counted
 from ...rpc.connections import Connections
-from ...rpc.liveness.told_texts import ToldTexts
+from ...rpc.home import Home
 from ...rpc.race import start_task
 from ..delivery.decode import decode_messages
 from ..delivery.pulled_batch import CutBatch, PulledBatch
 from ..delivery.user_acks import UserAcks
+from ..log_names import partition_name
 from ..parking.context import ParkContext
 from ..parking.key_parking import KeyParking
-from ..parking.setting_aside import SettingAside
 from ..pull_room import RoomShare
 from ..settings import ConsumerSettings
+from ..unreached import NO_CONNECTION
 from .ack_sender import AckSender
 from .acks import ranges_of
 from .careful import CarefulHandOut
 from .fetch_offsets import FetchOffsets
-from .lifetime import Lifetime, PullEvent, PullState
+from .lifetime import ANSWERED, Lifetime, PullEvent, PullState
 from .messages_in_flight import MessagesInFlight
-from .progress import PullProgress
+from .progress import Position, PullProgress
 from .pull_chain import PullChain
-from .pull_gate import PullGate
+from .pull_gate import PAUSED, PullGate
 from .pull_owner import PullOwner
-from .pull_views import PullViews
 
 log = logging.getLogger("keylane.consumer")
+WARN_AFTER = 8
+"""Failures of pulls in a row, after about 5 s of pauses, from which on they are logged as warnings."""
 AT_ONCE_BYTES = 64 << 10
 """Pulled bytes that are handed out where they arrive; of more, the event loop turns between batches."""
 
 
-class PullClient(UserAcks, SettingAside, PullViews):
+class PullClient(UserAcks):
     """
     Pulls one partition for one consumer session.
 
@@ -87,6 +91,8 @@ class PullClient(UserAcks, SettingAside, PullViews):
     renewal_ms = math.inf
     exempts_retries = False
     """Messages waiting for their next try do not count against the limit, up to `buffer_messages` of them."""
+    no_connection_since_ms: int | None = None
+    """The boot time since which no call of the partition has reached its broker; None: the last one did."""
 
     def __init__(
         self,
@@ -103,11 +109,14 @@ class PullClient(UserAcks, SettingAside, PullViews):
         owner: PullOwner,
     ) -> None:
         self.partition_id = int(grant.partition.partition_id)
-        self.leased_id, self.token = self.partition_id, grant.token
+        self.leased_id = self.partition_id
+        self.token = grant.token
         self.queue = int(grant.partition.queue)
         self.broker_group = str(grant.partition.broker_group)
         self.logic_start = grant.partition.logic_start
-        self.group, self.session, self.codec = group, session, owner.codec
+        self.group = group
+        self.session = session
+        self.codec = owner.codec
         self.client = self
         """As a delivery of messages: the pull client whose messages end together."""
         self.life = Lifetime(deadline_ms)
@@ -119,13 +128,23 @@ class PullClient(UserAcks, SettingAside, PullViews):
         assert grant.partition.address is not None
         self._connections = connections
         self.broker = connections.broker_at(grant.partition.address)
-        self._settings, self._clock, self._rng = settings, clock, rng
-        self.wall_ms, self.boot_ns = clock.wall_ms, clock.boot_ns
+        self._settings = settings
+        self._clock = clock
+        self._rng = rng
+        self.wall_ms = clock.wall_ms
+        self.boot_ns = clock.boot_ns
         self.owner = owner
         super().__init__()
         context = ParkContext(
-            self, owner, grant, self._who, subject=subject, connections=connections, settings=settings, rng=rng
-        )  # fmt: skip
+            self,
+            owner,
+            grant,
+            self._who,
+            subject=subject,
+            connections=connections,
+            settings=settings,
+            rng=rng,
+        )
         self.parking = KeyParking(context)
         self._begin()
 
@@ -142,11 +161,13 @@ class PullClient(UserAcks, SettingAside, PullViews):
         )
         self._chain = PullChain(self, timeout_ms=settings.call_timeout_ms)
         self._room: RoomShare = self.owner.room.share()
-        self._pauses, self._troubles = settings.backoff.pauses(self._rng), ToldTexts()
+        self._pauses = settings.backoff.pauses(self._rng)
+        self._troubles = LogFilter()
         """Between pulls that fail."""
         sender = self._new_sender()
         self.acks = self._acks = sender
-        self._handled, self._tries = sender.handled, sender.tries
+        self._handled = sender.handled
+        self._tries = sender.tries
         self.acks_each = sender.each
         """The next message of a key waits for the ack of the one before."""
         self.note_failed = sender.failed
@@ -220,6 +241,76 @@ class PullClient(UserAcks, SettingAside, PullViews):
     def renewed(self, messages: list[Message], sent_ns: int) -> None:
         """Note that a request made at `sent_ns` has renewed messages."""
 
+    # ── messages that are set aside ────────────────────────────────────────────────────────────────────
+    def divert(self, messages: list[Message]) -> list[Message]:
+        """Park those of messages that are counted as handed out whose keys are parked; returns the others."""
+        if not self.parking.keys:
+            return messages
+        left = self._divert(messages)
+        self.forget(len(messages) - len(left))
+        return left
+
+    def leave_out_parked(self, batch: PulledBatch) -> None:
+        """Park the rows of a batch, which are counted as handed out, whose keys are parked."""
+        if self.parking.keys:
+            whole = self._decode(
+                batch.record, 0, batch.header, self
+            )  # their tries are counted once it is opened
+            batch.keep(self.divert(batch.wanted(whole)))
+
+    def _divert(self, messages: list[Message]) -> list[Message]:
+        """Park the messages whose keys are parked, and pass over those of them that are not wanted; returns the others."""
+        wanted, keys = self.owner.wanted, self.parking.keys
+        if wanted is not None:
+            unwanted = {
+                message.offset
+                for message in messages
+                if message.key in keys and wanted.rejects(message)
+            }
+            for offset in sorted(unwanted):
+                self._handled.done(offset)
+            if unwanted:
+                self._acks.send_soon()
+            messages = [message for message in messages if message.offset not in unwanted]
+        return self.parking.divert(messages)
+
+    def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
+        """Set a message aside that failed too often, with those of its key that wait behind it."""
+        offsets = [message.offset, *(behind.offset for behind in waiting)]
+        self._tries.ended([(message.offset, message.offset + 1)])
+        self.parking.park(message.key, offsets, failure)
+        self.forget(len(offsets))
+
+    def bury(self, message: Message, failure: Failure) -> None:
+        """Set a message aside alone: later ones of its key go on."""
+        self._tries.ended([(message.offset, message.offset + 1)])
+        self.parking.park(None, [message.offset], failure)
+        self.forget(1)
+
+    def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
+        """Set a message aside alone until its next try, in `pause_ms`: later ones of its key go on."""
+        self._tries.ended([(message.offset, message.offset + 1)])
+        self.parking.retry(message.offset, failure, pause_ms)
+        self.forget(1)
+
+    def blocks(self, message: Message, failure: Failure) -> None:
+        """Have the broker show why a message holds others up, with the next ack."""
+        self._tries.blocks(message, failure)
+
+    def redriven_failed(self, source: int, message: Message, failure: Failure) -> None:
+        """Have the broker show that a message fails again which partition `source` stores, and which was parked."""
+        self._tries.redriven_failed(source, message, failure)
+        self._acks.send_soon()
+
+    def redriven_hangs(self, source: int, message: Message, why: Failure, running_ms: int) -> None:
+        """As `redriven_failed`, of a message whose try does not end."""
+        if self._tries.redriven_hangs(source, message, why, running_ms):
+            self._acks.send_soon()
+
+    def redriven_ended(self, source: int, offset: int) -> None:
+        """Note that this message is handled, or no longer here."""
+        self._tries.redriven_ended(source, offset)
+
     # ── what handlers did ────────────────────────────────────────────────────────────────────────────
     def done(self, offset: int) -> None:
         """Note that the message at `offset` is handled."""
@@ -258,7 +349,8 @@ class PullClient(UserAcks, SettingAside, PullViews):
 
     def start_no_more(self) -> None:
         """Have no handler start, without a word to others: this process is a child."""
-        self.deadline_ns, self.deadline_s = 0, 0.0
+        self.deadline_ns = 0
+        self.deadline_s = 0.0
 
     def forget(self, count: int) -> None:
         """Note that `count` of the messages handed out will not be handled here."""
@@ -318,14 +410,15 @@ class PullClient(UserAcks, SettingAside, PullViews):
                     self._on(PullEvent.EXHAUSTED)
                     return
                 await self._pull_once()
-                self._pauses.reset()
+                if self._pauses.failures:
+                    self._note_recovered()
             except FencedError:
                 raise
             except OffsetOutOfRangeError as error:
                 self._skip_removed(error)
             except KeylaneError as error:
                 self._on(PullEvent.FAILED)
-                self._note_pull_failed(error, self._pauses.failures)
+                self._note_pull_failed(error)
                 await asyncio.sleep(self._pauses.next_ms() / 1000)
 
     @property
@@ -459,7 +552,8 @@ class PullClient(UserAcks, SettingAside, PullViews):
         else:
             for start, header in batch_starts(payload):
                 self._open_batch(payload, start, header)
-        self._pauses.reset()
+        if self._pauses.failures:
+            self._note_recovered()
         return True
 
     def may_pull(self) -> bool:
@@ -559,8 +653,10 @@ class PullClient(UserAcks, SettingAside, PullViews):
             self._careful.put([])  # there is no suspect among them any more
         log.warning(
             "%s: %s removed before the group got them; it continues at offset %d",
-            self.log_name, counted(missed, "message was", "messages were"), first_offset,
-        )  # fmt: skip
+            self.log_name,
+            counted(missed, "message was", "messages were"),
+            first_offset,
+        )
 
     def decode(self, record: memoryview, header: Header) -> list[Message]:
         """Every message of a batch that the owner keeps."""
@@ -573,6 +669,174 @@ class PullClient(UserAcks, SettingAside, PullViews):
     ) -> list[Message]:
         who = (self._subject, self.partition_id, self.token)
         return decode_messages(column_views(payload, header, start), header, *who, delivery)
+
+    # ── what it is asked and told ──────────────────────────────────────────────────────────────────────
+    def note_unanswered(self, error: KeylaneError) -> None:
+        """Note why a call of the partition failed."""
+        if not isinstance(error, NO_CONNECTION):
+            self.no_connection_since_ms = None
+        elif self.no_connection_since_ms is None:
+            self.no_connection_since_ms = self._clock.boot_ms()
+
+    @property
+    def has_connection(self) -> bool:
+        """Whether the last call of the partition got at its broker; False also before the first."""
+        return self.no_connection_since_ms is None and self.life.state in ANSWERED
+
+    def _note_pull_failed(self, error: KeylaneError) -> None:
+        """Show why nothing is pulled; after WARN_AFTER failures in a row the log has it as a warning."""
+        self.waiting_for = error.message
+        self.note_unanswered(error)
+        level = self._trouble_level
+        if line := self._troubles.met(error.message, self._clock.boot_ms(), level):
+            log.log(level, "%s: %s", self.log_name, line)
+
+    def _note_recovered(self) -> None:
+        """Note that a pull has succeeded after others that failed."""
+        level = self._trouble_level
+        self._pauses.reset()
+        if failures := self._troubles.over(self._clock.boot_ms(), logging.INFO, logging.WARNING):
+            log.log(level, "%s: pulls succeed again, after %s", self.log_name, failures)
+
+    @property
+    def _trouble_level(self) -> int:
+        return logging.WARNING if self._pauses.failures >= WARN_AFTER else logging.INFO
+
+    @property
+    def log_name(self) -> str:
+        """Subject, partition and group, for log lines."""
+        return partition_name(self._subject, self.partition_id, self.group)
+
+    @property
+    def fenced(self) -> bool:
+        """True once the broker has seen a higher token."""
+        return self.life.fenced
+
+    @property
+    def lapsed(self) -> bool:
+        """True once the right to the partition is lost for good: fenced, or past the end of the lease."""
+        return self.life.lapsed(self._clock.boot_ms())
+
+    @property
+    def left_ms(self) -> int:
+        """Milliseconds until the lease ends."""
+        return self.life.left_ms(self._clock.boot_ms())
+
+    @property
+    def renewed_ms(self) -> int:
+        """The boot time at which the last heartbeat that renewed the lease was sent."""
+        return self.life.lease_until_ms - self._settings.ttl_ms + self._settings.margin_ms
+
+    @property
+    def cursor(self) -> int:
+        """The offset below which the broker has an ack of every message."""
+        return self._offsets.cursor
+
+    @property
+    def acked_to_end(self) -> bool:
+        """True when the partition is sealed, and its group has acked it to the end."""
+        return self._offsets.drained
+
+    @property
+    def drained(self) -> bool:
+        """True when it is acked to the end, and no parked message is with handlers."""
+        return self._offsets.drained and not self.parking.busy
+
+    @property
+    def has_messages_out(self) -> bool:
+        """True while a message is with a handler, or waits for one or for its next try."""
+        return self._in_flight.count > 0
+
+    @property
+    def is_careful(self) -> bool:
+        """True while messages that may have ended the process of an earlier owner are handled one at a time."""
+        return not (self._careful is None or self._careful.is_over)
+
+    @property
+    def home(self) -> Home:
+        """Where the consumer is open: one for each consumer."""
+        return self._connections.home
+
+    @property
+    def has_parked(self) -> bool:
+        """True if messages may be parked on the partition."""
+        return self.parking.has_parked
+
+    def knows_parked(self, version: int) -> bool:
+        """True if `check_parked` has nothing to learn."""
+        return version <= self.parking.version
+
+    @property
+    def paused(self) -> bool:
+        """True while the user has paused the partition."""
+        return PAUSED in self.gate.reasons
+
+    @property
+    def position(self) -> Position:
+        """How far the partition is pulled and acked."""
+        offsets = self._offsets
+        return self._progress.position(offsets.next_offset, offsets.cursor, self._clock.wall_ns())
+
+    @property
+    def next_offset(self) -> int:
+        """The first offset that is not pulled."""
+        return self._offsets.next_offset
+
+    @property
+    def missed(self) -> int:
+        """As `FetchOffsets.missed`."""
+        return self._offsets.missed
+
+    @property
+    def outstanding(self) -> int:
+        """Messages handed out and not yet handled or forgotten."""
+        return self._in_flight.count
+
+    async def wait_handled(self) -> None:
+        """Wait until every message handed out is handled or forgotten."""
+        await self._in_flight.wait_until_empty()
+
+    @property
+    def sealed(self) -> bool:
+        """True if the partition ends: those that continue it wait until the group has acked all of it."""
+        return self._offsets.end_offset is not None
+
+    @property
+    def holds_fence(self) -> bool:
+        """True while the broker has the fence, and the lease has not ended."""
+        return self._offsets.begun and not self.lapsed
+
+    @property
+    def is_idle(self) -> bool:
+        """
+        True while the broker is known to have acks of all that was pulled, and a pull waits.
+
+        The broker holds the pull lock for the time of the pull.  What is parked is acked by that: the next ack tells it.
+        """
+        offsets = self._offsets
+        return (
+            self._chain.is_under_way
+            and not self.has_messages_out
+            and offsets.cursor >= offsets.next_offset
+        )
+
+    def abandon(self) -> None:
+        """End what is left of it, without a word to the broker: its hand-over has failed.  A second call changes nothing."""
+        self._cancel_tasks()
+        self._acks.end()
+        self._room.leave()
+
+    def _cancel_tasks(self) -> list[asyncio.Task[None]]:
+        tasks = [self._pulling, self._acking, *self.parking.stop()]
+        if self._carefully is not None:
+            tasks.append(self._carefully)
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    async def check_parked(self, version: int) -> None:
+        """Learn what an operator has changed, if a version of the broker's is newer than the one that is known."""
+        await self.parking.check(version)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────
     async def hand_over(self, *, flush_ms: int) -> None:

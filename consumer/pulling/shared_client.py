@@ -113,7 +113,8 @@ class HandOut(ClientDelivery):
 
     def _lapse(self) -> None:
         """Have what the program has passed over without an ack count as failed: it is handed out again."""
-        out, self._out = self._out, {}
+        out = self._out
+        self._out = {}
         client = self.client
         if client.boot_ns() >= client.deadline_ns:  # handed over, and with it all that is not acked
             return
@@ -322,9 +323,10 @@ class SharedClient(PullClient):
         sets_aside = too_often and settings.failure_policy is not FailurePolicy.BLOCK
         log.warning(
             "%s: the processes of its consumers ended while they had it, %s; %s",
-            message_name(message), counted(ended, "time"),
+            message_name(message),
+            counted(ended, "time"),
             "it is set aside" if sets_aside else "it is handled alone",
-        )  # fmt: skip
+        )
         failure = crash_of(
             counted(ended, "time"), at_ms=self._clock.wall_ms(), attempts=message.attempt - 1
         )

@@ -135,7 +135,9 @@ def first_to_read(
     return first if offset is None else _checked(offset, partition_id, first, end)
 
 
-def end_of_read(bound: Bound, partition_id: int, *, first: int, end: int, at_time: int | None) -> int:  # fmt: skip
+def end_of_read(
+    bound: Bound, partition_id: int, *, first: int, end: int, at_time: int | None
+) -> int:
     """
     One past the last offset to read; the arguments and errors are those of `first_to_read`.
     """

@@ -101,7 +101,8 @@ class OpenReads:
 
     async def end(self) -> None:
         """End all waits, and tell who waits for news."""
-        waits, self._waits = self._waits, {}
+        waits = self._waits
+        self._waits = {}
         for wait in waits.values():
             wait.task.cancel()
         self._news.set()

@@ -64,7 +64,8 @@ class Patience:
 
     def note(self, failures: Mapping[int | None, KeylaneError], now_ms: int) -> None:
         """Note what a round has met at `now_ms` of the boot clock: all that is not in `failures` has answered, or waits."""
-        before, self._troubles = self._troubles, {}
+        before = self._troubles
+        self._troubles = {}
         known = {trouble.error.message for trouble in before.values()}
         for partition_id, error in failures.items():
             trouble = before.pop(partition_id, None) or _ReadTrouble(error, now_ms)
@@ -115,8 +116,10 @@ class Patience:
                 told_ms = waited_ms
                 log.warning(
                     "reader of %s has waited for %d s, and keeps asking; what it can reach it reads: %s",
-                    self._subject, waited_ms // 1000, message,
-                )  # fmt: skip
+                    self._subject,
+                    waited_ms // 1000,
+                    message,
+                )
             for trouble in troubles:
                 trouble.told_ms = told_ms
 
@@ -127,8 +130,11 @@ class Patience:
             if message not in going_on:
                 waited_ms = max(now_ms - trouble.since_ms for trouble in troubles)
                 log.warning(
-                    "reader of %s goes on after %d s (%s)", self._subject, waited_ms // 1000, message
-                )  # fmt: skip
+                    "reader of %s goes on after %d s (%s)",
+                    self._subject,
+                    waited_ms // 1000,
+                    message,
+                )
 
 
 def _may_pass(error: KeylaneError) -> bool:

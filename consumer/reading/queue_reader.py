@@ -132,9 +132,13 @@ class QueueReader(Resident, Generic[V]):
         self._timeout_ms = call_timeout_ms
         self._environment = environment_of(_environment)
         self._connections = Connections(
-            self._environment.network, timeout_ms=call_timeout_ms, what="reader", wait_s=wait_s,
-            tls=tls, token=token,
-        )  # fmt: skip
+            self._environment.network,
+            timeout_ms=call_timeout_ms,
+            what="reader",
+            wait_s=wait_s,
+            tls=tls,
+            token=token,
+        )
         self._views: dict[int, QueueView] = {}
 
     def __repr__(self) -> str:

@@ -42,7 +42,7 @@ from ...rpc.environment import Environment, environment_of
 from ...rpc.home import Resident
 from ..delivery.filter import MessageFilter
 from .arguments import check_arguments
-from .bounds import (  # fmt: skip
+from .bounds import (
     Bound,
     BoundKind,
     LookedUp,
@@ -150,15 +150,24 @@ class Reader(Resident, Generic[V]):
         now_ms = self._environment.clock.wall_ms()
         self._start = start_bound(start, partition=partition, now_ms=now_ms)
         self._follow = follow and stop is None
-        self._stop = stop_bound("latest" if stop is None else stop, partition=partition, now_ms=now_ms)  # fmt: skip
+        self._stop = stop_bound(
+            "latest" if stop is None else stop, partition=partition, now_ms=now_ms
+        )
         self._subject = subject
-        self._key, self._partition = key, partition
+        self._key = key
+        self._partition = partition
         self._tags = None if tags is None else MessageFilter(tags)
-        self._where, self._codec = where, codec
+        self._where = where
+        self._codec = codec
         self._timeout_ms = call_timeout_ms
         self._connections = Connections(
-            self._environment.network, timeout_ms=call_timeout_ms, what="reader", wait_s=wait_s, tls=tls, token=token
-        )  # fmt: skip
+            self._environment.network,
+            timeout_ms=call_timeout_ms,
+            what="reader",
+            wait_s=wait_s,
+            tls=tls,
+            token=token,
+        )
         self._pauses: Pauses = Backoff(first_ms=LOOK_MS).pauses(self._environment.new_rng())
         self._reset()
 
@@ -319,14 +328,19 @@ class Reader(Resident, Generic[V]):
                 subject=self._subject,
             )
         self._learn(history)
-        wanted = [past.partition for past in history if past.partition.partition_id in self._lineage.left]  # fmt: skip
+        wanted = [
+            past.partition for past in history if past.partition.partition_id in self._lineage.left
+        ]
         try:
             looked = await in_turns(self._look_at, wanted)
         except PartitionUnknownError as error:
             if error.partition_id is None:
                 raise
             history = (await self._meta.call(endpoints.HISTORY, subject=self._subject)).partitions
-            if any(past.partition.partition_id == error.partition_id and not past.is_gone for past in history):  # fmt: skip
+            if any(
+                past.partition.partition_id == error.partition_id and not past.is_gone
+                for past in history
+            ):
                 raise
             return error
         ranges = ranges_to_read(self._start, self._stop, looked, self._lineage.parents)
@@ -355,8 +369,9 @@ class Reader(Resident, Generic[V]):
             if past.lost:
                 log.warning(
                     "partition %d of %s was on a disk that is lost: its messages are left out",
-                    partition_id, self._subject,
-                )  # fmt: skip
+                    partition_id,
+                    self._subject,
+                )
 
     def _gone_error(self, partition_id: int) -> PartitionUnknownError:
         return PartitionUnknownError(
@@ -464,7 +479,9 @@ class Reader(Resident, Generic[V]):
         bytes_max = max(self._chunk_bytes * CHUNKS_MAX // max(len(places), CHUNKS_MAX), 1)
         for number, place in places.items():
             if place.at_end and place.partition.address is not None:
-                self._waits.begin(self._broker(place.partition), number, place.next_offset, bytes_max=bytes_max)  # fmt: skip
+                self._waits.begin(
+                    self._broker(place.partition), number, place.next_offset, bytes_max=bytes_max
+                )
         return self._waits.due(places)
 
     async def _read_chunks(self, readable: list[int]) -> Failures:
@@ -547,14 +564,19 @@ class Reader(Resident, Generic[V]):
                 raise self._gone_error(partition_id)
             log.warning(
                 "partition %d of %s %s: what was left from offset %d on is not read",
-                partition_id, self._subject, "was on a disk that is lost" if past.lost else "has expired", place.next_offset,
-            )  # fmt: skip
+                partition_id,
+                self._subject,
+                "was on a disk that is lost" if past.lost else "has expired",
+                place.next_offset,
+            )
         self._finish(partition_id)
 
     async def _chunk(self, partition_id: int) -> None:
         """Buffer messages from the place in a partition on."""
         place = self._places[partition_id]
-        offset, place.gives, place.at_end = place.next_offset, False, False
+        offset = place.next_offset
+        place.gives = False
+        place.at_end = False
         try:
             answer, payload = await (
                 self._waits.take(partition_id)
@@ -571,7 +593,8 @@ class Reader(Resident, Generic[V]):
             self._buffer.extend(
                 messages if place.end is None else messages[: max(place.end - offset, 0)]
             )
-            place.next_offset, place.gives = answer.upto, True
+            place.next_offset = answer.upto
+            place.gives = True
         if place.end is None:
             at_end = place.next_offset >= answer.next_offset
             ended = answer.sealed and at_end
@@ -595,9 +618,10 @@ class Reader(Resident, Generic[V]):
             raise error
         log.warning(
             "partition %d of %s: %s removed before the reader got to them",
-            place.partition.partition_id, self._subject,
+            place.partition.partition_id,
+            self._subject,
             counted(first - place.next_offset, "message was", "messages were"),
-        )  # fmt: skip
+        )
         place.next_offset = self._positions[int(place.partition.partition_id)] = first
         if place.end is not None and first >= place.end:
             self._finish(int(place.partition.partition_id))

@@ -83,7 +83,8 @@ class ScheduledFuture:
     def _report(self) -> None:
         """Note that the caller is told of the outcome."""
         self._reported = True
-        given_up, self._given_up = self._given_up, None
+        given_up = self._given_up
+        self._given_up = None
         if given_up is not None:
             given_up.reported(unknown=given_up.doubtful)
 
@@ -281,7 +282,8 @@ class LaterSending:
                 async with turn:
                     if not attempt.doubtful and not self._names(request.subject, group, address):
                         continue  # brokers have come and gone while it waited for its turn
-                    settled, attempt.doubtful = attempt.doubtful, group
+                    settled = attempt.doubtful
+                    attempt.doubtful = group
                     try:
                         answer, _ = await self._broker_at(address).call(request, batch)
                     except KeylaneError as error:
@@ -402,7 +404,8 @@ class LaterSending:
 
     def unreported(self) -> GivenUpError | None:
         """The error that tells of messages that were given up, and whose futures were not awaited."""
-        summary, self._unreported = self._unreported, Unreported("scheduled message")
+        summary = self._unreported
+        self._unreported = Unreported("scheduled message")
         return summary.error()
 
     async def close(self) -> None:

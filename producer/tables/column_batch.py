@@ -21,7 +21,8 @@ class ColumnBatch(OutgoingBatch):
     ) -> None:
         """`body` is of `count` messages, as `join_columns` made it; all are sent at `sent_at_ns`."""
         super().__init__(loop)
-        self._body, self.count = body, count
+        self._body = body
+        self.count = count
         self.full_size = len(body)
         self._runs = [(0, sent_at_ns)]
         del self.keys, self.values

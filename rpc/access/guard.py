@@ -7,7 +7,7 @@ Invariants
     A request without a known caller is refused before its body is read.
     A frame is looked up in a set; rights are decided once for each kind, partition and group of a connection.
     An answer to a GET that waited is given only if its caller may still have it.
-    However many callers are refused, the audit log grows slowly (`refusal_notes`).
+    However many callers are refused, the audit log grows slowly.
 """
 
 from __future__ import annotations
@@ -46,17 +46,25 @@ from ...protocol.frames import (
 from ...protocol.http.audit import AuditEvent
 from ...protocol.http.endpoint import Endpoint, Rights
 from ...protocol.ids import check_name
+from ...protocol.log_filter import Allowance, LineLimit
 from . import audit
 from .audit_detail import detail_of
 from .caller import UNKNOWN_CALLER, AccessTarget, Caller
 from .pacing import GRACE_MS, HTTP_HOLD_MS, NO_DELAY, Delay, Pacing, exceeded
 from .peers import Peer
-from .refusal_notes import ReadNotes, RefusalNotes
 
 AUTHENTICATE_S = 5.0
 """A connection of the data plane says within this time who calls."""
 ALLOWED_MAX = 10_000
 """Decisions that a connection keeps."""
+OF_KIND = Allowance(100, 1.0)
+"""Lines about refusals of one kind: who was refused what, from where, and why."""
+OF_HOST = Allowance(500, 1.0)
+"""Lines about refusals of callers from one host, so that it hides no other one."""
+REFUSALS = Allowance(2_000, 2.0)
+"""Lines about all refusals of a server."""
+READS_OF_KIND = Allowance(20, 1 / 60)
+"""Lines about reads of one kind; those of one subject use up no line of reads of another one."""
 FRAME_RIGHTS: dict[type[Any], Rights] = {
     Append: Rights.PRODUCE,
     Schedule: Rights.PRODUCE,
@@ -145,8 +153,8 @@ class Guard:
         self._certified = certified
         self._on_audit = on_audit
         self.pacing = Pacing()
-        self.refusals = RefusalNotes()
-        self.reads = ReadNotes()
+        self.refusals = LineLimit(OF_KIND, OF_HOST, REFUSALS)
+        self.reads = LineLimit(READS_OF_KIND)
         self.subject_rate = subject_rate
         self._identify = identify
         self._targets_of = targets_of
@@ -313,7 +321,7 @@ class Guard:
     ) -> None:
         """Write a line about a read that was allowed; of too many of a kind, only some have one."""
         kind = (remote, caller.principal, did, *target)
-        left_out = self.reads.admit(kind, self._clock.boot_ms())
+        left_out = self.reads.admit(self._clock.boot_ms(), kind)
         if left_out is not None:
             self.note(caller, remote, did, target, detail=_after(left_out, "done", detail))
 
@@ -328,8 +336,8 @@ class Guard:
     ) -> None:
         """Write a line of the audit log; of too many refusals, only some have one."""
         if error is not None:
-            kind = (caller.principal, did, error.code)
-            left_out = self.refusals.admit(remote, kind, self._clock.boot_ms())
+            kind = (remote, caller.principal, did, error.code)
+            left_out = self.refusals.admit(self._clock.boot_ms(), kind, remote, None)
             if left_out is None:
                 return
             detail = _after(left_out, "refused", detail)

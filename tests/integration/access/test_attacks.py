@@ -35,8 +35,7 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.frames import Authenticate, Challenge
 from keylane.protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
-from keylane.rpc.access.guard import AUTHENTICATE_S
-from keylane.rpc.access.refusal_notes import OF_KIND
+from keylane.rpc.access.guard import AUTHENTICATE_S, OF_KIND
 from keylane.rpc.access.wallet import Wallet
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.intake import HttpLimits

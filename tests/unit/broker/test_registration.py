@@ -117,9 +117,9 @@ async def test_start_is_no_trouble(caplog, monkeypatch):
     told = await told_of(caplog, monkeypatch, [silent] * 3, more=[silent] * 2)
     assert told == [
         ("INFO", "not registered: no answer"),
-        ("INFO", "registered after 3 tries"),
+        ("INFO", "registered after 3 failures in 0.0 s"),
         ("WARNING", "not registered: no answer"),
-        ("WARNING", "registered again after 2 tries"),
+        ("WARNING", "registered again after 2 failures in 0.0 s"),
     ]
 
 
@@ -129,7 +129,7 @@ async def test_start_that_lasts_is_trouble(caplog, monkeypatch):
     assert told == [
         ("INFO", "not registered: no answer"),
         ("WARNING", "not registered: no answer"),
-        ("WARNING", "registered after 9 tries"),
+        ("WARNING", "registered after 9 failures in 9.0 s"),
     ]
 
 

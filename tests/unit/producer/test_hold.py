@@ -6,9 +6,7 @@ import asyncio
 import logging
 
 from keylane.producer import ProducerSettings
-from keylane.producer.trying.tries import RouteLog
 from keylane.protocol.backoff import Backoff
-from keylane.protocol.errors import OutcomeUnknownError
 from keylane.protocol.routing import OrderStrategy, logical_partition
 from support.cluster import eventually
 from support.scripted_network import QUICK, ScriptedNetwork, producer_on, route_over
@@ -109,19 +107,6 @@ async def test_newer_messages_wait_when_two_partitions_refused_older_ones():
     assert network.stored == {1: [b"0", b"1", b"2"], 2: [b"0", b"1", b"2"]}
 
 
-async def test_trouble_with_a_route_is_told_once_until_there_is_an_answer(caplog):
-    """Each try is told at DEBUG; of two metaservers that take turns each text once."""
-    caplog.set_level(logging.DEBUG, "keylane.producer")
-    told = RouteLog("s")
-    for _ in range(3):
-        told.failed(OutcomeUnknownError("a:1 does not answer"))
-        told.failed(OutcomeUnknownError("b:1 does not answer"))
-    told.answered()
-    told.failed(OutcomeUnknownError("a:1 does not answer"))
-    levels = [record.levelname for record in caplog.records]
-    assert levels == ["INFO", "INFO", "DEBUG", "DEBUG", "DEBUG", "DEBUG", "INFO"]
-
-
 async def test_sender_tells_once_of_a_metaserver_that_does_not_answer(caplog):
     """It asks again and again."""
     caplog.set_level(logging.INFO, "keylane.producer")
@@ -137,4 +122,6 @@ async def test_sender_tells_once_of_a_metaserver_that_does_not_answer(caplog):
         network.sealed.clear()
         network.route = network.route_to(2, version=2)
         await producer.flush()
-    assert sum("route of s" in record.message for record in caplog.records) == 1
+    first, last = (line for line in caplog.messages if "route of s" in line)
+    assert first == "route of s: cannot reach the server"
+    assert last.startswith("route of s is followed again, after ")

@@ -15,7 +15,6 @@ from keylane.producer.held import HeldMessages
 from keylane.producer.outgoing_batch import OutgoingBatch
 from keylane.producer.send_budget import SendBudget
 from keylane.producer.sender import SubjectSender
-from keylane.producer.trying.tries import TOLD_MAX, RouteLog, TroubleLog
 from keylane.producer.waiting import (
     META_DOWN,
     NO_ANSWER,
@@ -39,6 +38,7 @@ from keylane.protocol.errors import (
     SubjectDeletedError,
     WrongBrokerError,
 )
+from keylane.protocol.log_filter import LogFilter
 from keylane.protocol.routing import OrderStrategy, Route, logical_partition
 from support.cluster import eventually
 from support.scripted_network import (
@@ -455,7 +455,7 @@ async def test_order_stays_and_flush_ends_when_a_step_of_sending_fails(
         FaultyStep(SubjectSender, "availability_changed"),
         FaultyStep(executor, "wait_stage"),
         FaultyStep(PartitionWaits, "begin"),
-        FaultyStep(TroubleLog, "failure"),
+        FaultyStep(LogFilter, "met"),
     ],
     ids=lambda step: step.name,
 )
@@ -472,7 +472,7 @@ async def test_messages_are_stored_in_order_when_the_handling_of_a_failure_fails
 
 @pytest.mark.parametrize(
     "step",
-    [FaultyStep(HeldMessages, "report"), FaultyStep(RouteLog, "failed")],
+    [FaultyStep(HeldMessages, "report"), FaultyStep(LogFilter, "met")],
     ids=lambda step: step.name,
 )
 async def test_routes_are_followed_when_the_handling_of_a_failure_fails(step, monkeypatch):
@@ -511,31 +511,24 @@ async def test_refused_messages_are_given_up_when_that_fails_at_first(step, monk
         assert producer.stats.failed == 3
 
 
-async def test_fault_is_told_again_when_a_message_was_stored_in_between(caplog):
-    """And once while it lasts."""
+async def test_fault_is_logged_once_with_its_end_when_it_comes_between_messages(caplog):
+    caplog.set_level(logging.INFO, "keylane.producer")
     network = FaultyNetwork()
     async with producer_on(network) as producer, asyncio.timeout(5):
         for value in (b"0", b"1"):
             network.batches = 3
             await producer.send("s", value, key=b"k")
     told = [record for record in caplog.records if "MemoryError" in record.message]
-    assert len(told) == 2
+    ends = [line for line in caplog.messages if "sending works again, after 3 failures" in line]
+    assert (len(told), len(ends)) == (1, 1)
 
 
-async def test_route_fault_is_told_again_when_a_route_was_followed_in_between(caplog):
+async def test_route_fault_is_logged_with_its_end_when_a_route_is_followed_again(caplog):
+    caplog.set_level(logging.INFO, "keylane.producer")
     network = FaultyNetwork(routes=3)
     async with producer_on(network) as producer, asyncio.timeout(5):
         await producer.send("s", b"0", key=b"k")
-        network.routes = 3
-        network.route = network.route_to(1, version=2)
-        await eventually(lambda: not network.routes)
-    told = [record for record in caplog.records if NO_THREAD in record.message]
+    told = [line for line in caplog.messages if "route of s" in line]
+    assert NO_THREAD in told[0]
+    assert told[1].startswith("route of s is followed again, after 3 failures in ")
     assert len(told) == 2
-
-
-def test_troubles_are_told_in_bounded_number_when_each_has_another_text(caplog):
-    """As of errors that name an address in memory."""
-    troubles = TroubleLog("p1")
-    for number in range(3 * TOLD_MAX):
-        troubles.failure(RuntimeError(str(number)))
-    assert len(caplog.records) == len(troubles.told) == TOLD_MAX

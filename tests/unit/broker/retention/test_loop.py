@@ -323,6 +323,19 @@ async def test_log_tells_what_a_full_disk_does(caplog):
     assert [line[:22] for line in caplog.messages] == ["the disk was 86 % full"]
 
 
+async def test_lines_stay_few_when_the_disk_crosses_its_limit_at_each_check(caplog):
+    """An hour of it had 720 lines."""
+    caplog.set_level("WARNING", "keylane.broker")
+    house = RetainingBroker()
+    await house.fill(batches=3)
+    house.disk.total = 1_000_000
+    for number in range(360):
+        house.disk.room = 500_000 if number % 2 else 95_000
+        await house.cleaning.check()
+        house.clock.advance(10_000)
+    assert 4 <= len(caplog.messages) <= 20
+
+
 @pytest.mark.parametrize("path_of", [trail_path, segment_path])
 async def test_segment_whose_removal_fails_goes_before_any_later_one(path_of):
     """While a file of the first segment cannot be removed, no other segment goes, its offsets are not read, and the problem is told."""

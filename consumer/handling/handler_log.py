@@ -1,4 +1,4 @@
-"""Decides which lines about failing and hanging messages are logged, and how often.  Pure.
+"""Words the lines about failing and hanging messages; the log filter says how often they are logged.  Pure.
 
     failed, running ─▶ a line at once ─▶ again after 10, 20, 40 … s ─▶ over: a last line
                  ╰─▶ above LINES_PER_MINUTE: counted in a summary line, at growing intervals
@@ -15,18 +15,15 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ...protocol.log_filter import Allowance, LineLimit, Repeats
 from ...protocol.message import Message
 from ...protocol.parked import HANGS_MS
 from ...protocol.text import counted, printable, seconds
 from ..log_names import consumer_name, message_name
 
-AGAIN_MS = 10_000
-AGAIN_MAX_MS = 3_600_000
 LINES_PER_MINUTE = 10
 TRACEBACK_EVERY_MS = 60_000
 """The first failure of a kind of error is logged with its traceback, and then one failure in this time."""
-KINDS_MAX = 100
-"""Kinds of errors remembered; above that the kind with the oldest traceback is forgotten."""
 KINDS_TOLD = 5
 TEXT_CHARS_MAX = 200
 SEALED_WAITS = (
@@ -48,36 +45,14 @@ class _Trouble:
     """A message that failed, or whose handler runs for long."""
 
     message: Message
-    since_ms: int
+    repeats: Repeats
     kind: str = ""
     """Kind of the last error; empty while the first try runs."""
     hangs: bool = False
     """Its handler was running for long at the last check."""
-    again_ms: int = 0
-    """The next line is due then; 0 before the first line."""
-    gap_ms: int = 0
-    """From the last line to the next; 0 if it has no line of its own."""
 
 
-class _TokenBucket:
-    """`per_minute` lines a minute, and at most as many at once."""
-
-    def __init__(self, per_minute: int) -> None:
-        self._per_minute = per_minute
-        self._left = float(per_minute)
-        self._at_ms = 0
-
-    def take(self, now_ms: int) -> bool:
-        grown = (now_ms - self._at_ms) * self._per_minute / 60_000
-        self._left = min(self._per_minute, self._left + grown)
-        self._at_ms = now_ms
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
-
-
-class LogThrottle:
+class HandlerLog:
     """
     The failing and hanging messages of one consumer; every time is in milliseconds of the boot clock.
 
@@ -94,18 +69,16 @@ class LogThrottle:
         self._ordered = ordered
         self._done = done
         self._troubles: dict[tuple[int, int], _Trouble] = {}
-        self._tracebacks: dict[str, int] = {}
-        """When the last traceback of each kind of error was logged."""
-        self._lines = _TokenBucket(LINES_PER_MINUTE)
-        self._first_of_kind = _TokenBucket(LINES_PER_MINUTE)
+        lines = Allowance(LINES_PER_MINUTE, LINES_PER_MINUTE / 60)
+        self._lines = LineLimit(lines)
+        self._tracebacks = LineLimit(Allowance(1, 1000 / TRACEBACK_EVERY_MS), lines)
         self._name = ""
         """Of the consumer, as its messages know it."""
         self._summed = 0
         """Troubles without a line of their own."""
         self._handled = self._given_up = 0
         """Of these, the numbers of handled and given up messages since the last summary."""
-        self._summary_at_ms = 0
-        self._summary_gap_ms = 0
+        self._summary: Repeats | None = None
 
     def failed(
         self,
@@ -127,18 +100,13 @@ class LogThrottle:
             sealed: the message's partition is sealed, so that those that continue it wait for the message.
         """
         trouble = self._trouble(message, now_ms)
-        trouble.kind, trouble.hangs = kind, False
-        if now_ms < trouble.again_ms:
+        trouble.kind = kind
+        trouble.hangs = False
+        if now_ms < trouble.repeats.due_ms:
             return None
-        traceback = (
-            asked_for is None
-            and self._wants_traceback(kind, now_ms)
-            and self._first_of_kind.take(now_ms)
-        )
-        if not traceback and not self._lines.take(now_ms):
+        traceback = asked_for is None and self._tracebacks.admit(now_ms, kind, None) is not None
+        if not traceback and self._lines.admit(now_ms, None) is None:
             return None
-        if traceback:
-            self._note_traceback(kind, now_ms)
         self._logged(trouble, now_ms)
         what = f"failed with {kind}"
         if asked_for is not None:
@@ -149,7 +117,7 @@ class LogThrottle:
             )
         return LogLine(
             f"{self._runner} {what} on {message_name(message)}: attempt {message.attempt}, "
-            f"{seconds(now_ms - trouble.since_ms)} since the first; it is tried again in "
+            f"{seconds(now_ms - trouble.repeats.since_ms)} since the first; it is tried again in "
             f"{seconds(wait_ms)}{self._behind(message, ',')}{'' if asked_for else _told(text)}{SEALED_WAITS if sealed else ''}",
             traceback,
         )
@@ -160,12 +128,12 @@ class LogThrottle:
             return None
         trouble = self._trouble(message, since_ms)
         trouble.hangs = True
-        if now_ms < trouble.again_ms or not self._lines.take(now_ms):
+        if now_ms < trouble.repeats.due_ms or self._lines.admit(now_ms, None) is None:
             return None
         self._logged(trouble, now_ms)
         return LogLine(
             f"{self._runner} has been running for {seconds(now_ms - since_ms)} on {message_name(message)}: "
-            f"attempt {message.attempt}, {seconds(now_ms - trouble.since_ms)} since the first"
+            f"attempt {message.attempt}, {seconds(now_ms - trouble.repeats.since_ms)} since the first"
             f"{self._behind(message, ';')}"
         )
 
@@ -196,18 +164,15 @@ class LogThrottle:
             asked_for: the handler has asked for another try, so that there is no traceback.
         """
         known = self._troubles.pop(_where(message), None)
-        if known is not None and not known.gap_ms:
+        if known is not None and not known.repeats.open:
             self._summed -= 1
         traceback = (
             pause_ms is not None
             and not asked_for
-            and self._wants_traceback(kind, now_ms)
-            and self._first_of_kind.take(now_ms)
+            and self._tracebacks.admit(now_ms, kind, None) is not None
         )
-        if not traceback and not self._lines.take(now_ms):
+        if not traceback and self._lines.admit(now_ms, None) is None:
             return None
-        if traceback:
-            self._note_traceback(kind, now_ms)
         what = "is parked with the later messages of its key" if with_key else "is set aside alone"
         if pause_ms is not None:
             what = f"is set aside alone, and tried again in {seconds(pause_ms)}"
@@ -234,15 +199,14 @@ class LogThrottle:
     def summary(self, now_ms: int, *, last: bool = False) -> LogLine | None:
         """The messages without a line of their own, if a summary is due; with `last` at once.  Call it every second or so."""
         if not self._summed and not self._handled and not self._given_up:
-            self._summary_gap_ms = 0
+            self._summary = None
             return None
-        if not self._summary_gap_ms:
-            self._summary_gap_ms = AGAIN_MS
-            self._summary_at_ms = now_ms + AGAIN_MS
-        if now_ms < self._summary_at_ms and not last:
+        if self._summary is None:
+            self._summary = Repeats(now_ms)
+            self._summary.logged(now_ms)  # the first lines of their own stand for it
+        if now_ms < self._summary.due_ms and not last:
             return None
-        self._summary_gap_ms = min(2 * self._summary_gap_ms, AGAIN_MAX_MS)
-        self._summary_at_ms = now_ms + self._summary_gap_ms
+        self._summary.logged(now_ms)
         ended = (
             f"{counted(self._handled, 'was', 'were')} handled since, {self._given_up} given up here"
         )
@@ -259,15 +223,15 @@ class LogThrottle:
 
     def _worst(self, now_ms: int) -> str:
         """The errors of the messages without a line of their own, and the oldest of these messages."""
-        summed = [trouble for trouble in self._troubles.values() if not trouble.gap_ms]
+        summed = [trouble for trouble in self._troubles.values() if not trouble.repeats.open]
         if not summed:
             return ""
         kinds = Counter(trouble.kind or "still running" for trouble in summed).most_common(
             KINDS_TOLD
         )
-        oldest = min(summed, key=lambda trouble: trouble.since_ms)
+        oldest = min(summed, key=lambda trouble: trouble.repeats.since_ms)
         said = ", ".join(f"{kind} {count}" for kind, count in kinds)
-        age = seconds(now_ms - oldest.since_ms)
+        age = seconds(now_ms - oldest.repeats.since_ms)
         return (
             f" ({said}); the oldest is {message_name(oldest.message)}: "
             f"attempt {oldest.message.attempt}, {age} since the first"
@@ -282,37 +246,26 @@ class LogThrottle:
         where = _where(message)
         known = self._troubles.get(where)
         if known is None:
-            known = self._troubles[where] = _Trouble(message, since_ms)
+            known = self._troubles[where] = _Trouble(message, Repeats(since_ms))
             self._name = consumer_name(message.subject, getattr(message.delivery, "group", ""))
             self._summed += 1
         return known
 
     def _logged(self, trouble: _Trouble, now_ms: int) -> None:
-        self._summed -= not trouble.gap_ms
-        trouble.gap_ms = min(2 * trouble.gap_ms, AGAIN_MAX_MS) or AGAIN_MS
-        trouble.again_ms = now_ms + trouble.gap_ms
-
-    def _wants_traceback(self, kind: str, now_ms: int) -> bool:
-        at_ms = self._tracebacks.get(kind)
-        return at_ms is None or now_ms - at_ms >= TRACEBACK_EVERY_MS
-
-    def _note_traceback(self, kind: str, now_ms: int) -> None:
-        self._tracebacks.pop(kind, None)
-        if len(self._tracebacks) >= KINDS_MAX:
-            del self._tracebacks[next(iter(self._tracebacks))]
-        self._tracebacks[kind] = now_ms
+        self._summed -= not trouble.repeats.open
+        trouble.repeats.logged(now_ms)
 
     def _over(self, message: Message, now_ms: int, *, handled: bool) -> LogLine | None:
         trouble = self._troubles.pop(_where(message), None)
         if trouble is None:
             return None
-        if not trouble.gap_ms:
+        if not trouble.repeats.open:
             self._summed -= 1
             self._handled += handled
             self._given_up += not handled
             return None
         tries = counted(message.attempt, "attempt")
-        after = f"after {tries} and {seconds(now_ms - trouble.since_ms)}"
+        after = f"after {tries} and {seconds(now_ms - trouble.repeats.since_ms)}"
         how = (
             f"{self._done} {after}"
             if handled

@@ -10,15 +10,7 @@ from keylane.protocol.errors import HandshakeError, InvalidRequestError
 from keylane.rpc.access.audit import audit_log
 from keylane.rpc.access.audit_buffer import AuditBuffer
 from keylane.rpc.access.caller import AccessTarget, Caller
-from keylane.rpc.access.guard import Guard
-from keylane.rpc.access.refusal_notes import (
-    KNOWN_MAX,
-    OF_HOST,
-    OF_KIND,
-    READS_OF_KIND,
-    REFUSALS,
-    RefusalNotes,
-)
+from keylane.rpc.access.guard import OF_KIND, READS_OF_KIND, Guard
 
 
 class ToldClock:
@@ -31,34 +23,6 @@ class ToldClock:
 
     def wall_ms(self) -> int:
         return self.now_ms
-
-
-def test_kind_is_told_again_after_a_while_with_what_was_left_out():
-    notes = RefusalNotes()
-    told = [notes.admit("10.0.0.1", ("a", 1), 0) for _ in range(10_000)]
-    assert told == [0] * OF_KIND.burst + [None] * (10_000 - OF_KIND.burst)
-    assert notes.left_out == 10_000 - OF_KIND.burst
-    assert notes.admit("10.0.0.1", ("a", 1), round(1000 / OF_KIND.per_s)) == notes.left_out
-    assert notes.admit("10.0.0.1", ("a", 1), round(1000 / OF_KIND.per_s)) is None
-
-
-def test_flood_of_one_host_hides_no_other_host():
-    notes = RefusalNotes()
-    told = [notes.admit("10.0.0.1", (number,), 0) for number in range(10_000)]
-    assert told.count(0) == OF_HOST.burst
-    assert notes.admit("10.0.0.2", ("a",), 0) == 0
-
-
-def test_many_hosts_get_no_more_lines_than_the_server_has():
-    notes = RefusalNotes()
-    day_s = 86_400
-    told = sum(
-        notes.admit(f"10.0.{second}.{number}", ("a",), second * 1000) is not None
-        for second in range(0, day_s, 8)
-        for number in range(20)
-    )
-    assert told <= REFUSALS.burst + day_s * REFUSALS.per_s
-    assert len(notes) <= 2 * KNOWN_MAX
 
 
 @pytest.fixture
